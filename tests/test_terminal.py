@@ -1,0 +1,577 @@
+"""The agent on a real terminal: a pty, typed keys, Ctrl-C and the screen."""
+
+import json
+import os
+import re
+import termios
+from pathlib import Path
+
+import pytest
+from conftest import (
+    alive,
+    prompts,
+    put_session,
+    results,
+    roles,
+    session_files,
+    talk,
+    until,
+)
+
+from flaky_server import FlakyServer
+
+HINT = re.compile(r"[Cc]trl-[CD]|exit")
+CUT = "[cut by the user]"
+NOT_STARTED = "cancelled by the user before it ran"
+
+
+def call(name: str, **arguments: object) -> dict:
+    """A script step in which the model calls one tool."""
+    return {"call": name, "arguments": arguments}
+
+
+def batch(*steps: dict) -> dict:
+    """A script step in which the model makes several calls at once."""
+    return {"calls": [{"name": step["call"], "arguments": step["arguments"]} for step in steps]}
+
+
+def ask(screen, text: str) -> None:
+    """Type a prompt at the prompt."""
+    screen.prompt()
+    screen.send(text + "\r")
+
+
+def leave(screen) -> None:
+    """Leave at the prompt and see that the terminal is as it was."""
+    ask(screen, "exit")
+    assert (screen.wait(), termios.tcgetattr(screen.slave)) == (0, screen.settings)
+
+
+def test_a_question_is_answered_at_the_prompt(terminal):
+    with FlakyServer(["PONG", "PANG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "ping")
+        screen.expect("PONG")
+        ask(screen, "pang?")
+        screen.expect("PANG")
+        leave(screen)
+    assert prompts(server.requests[1]) == ["ping", "pang?"]
+
+
+def test_text_streams_as_it_comes(terminal):
+    with FlakyServer([{"text": "alpha beta gamma delta epsilon zeta", "hold_after": 2}]) as server:
+        screen = terminal(server=server)
+        ask(screen, "letters")
+        until(server.holding.is_set)
+        screen.expect("alpha")
+        assert "epsilon" not in screen.text
+        server.release()
+        screen.expect("epsilon")
+        leave(screen)
+
+
+def test_a_prompt_on_the_command_line_of_a_terminal_is_answered_and_ends(terminal):
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal("ping", server=server)
+        screen.expect("PONG")
+        assert (screen.wait(), prompts(server.requests[0])) == (0, ["ping"])
+    assert termios.tcgetattr(screen.slave) == screen.settings
+
+
+def test_a_session_is_resumed_at_the_prompt(terminal, workspace):
+    put_session(workspace, "20260101-100000-aaaa", talk("first?", "first."))
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal("--resume", server=server)
+        ask(screen, "go on")
+        screen.expect("PONG")
+        leave(screen)
+    assert (prompts(server.requests[0]), len(session_files(workspace))) == (["first?", "go on"], 1)
+
+
+# -- Ctrl-C --------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_while_the_model_streams_keeps_what_it_said(terminal):
+    with FlakyServer([{"text": "one two three four five six", "hold_after": 3}, "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "count")
+        until(server.holding.is_set)
+        screen.expect("one")
+        screen.interrupt()
+        ask(screen, "ping")
+        screen.expect("PONG")
+        leave(screen)
+    said = server.requests[1]["messages"][2]["content"]
+    assert roles(server.requests[1]) == ["system", "user", "assistant", "user"]
+    assert said.startswith("one") and said.endswith(CUT) and "six" not in said
+
+
+def test_ctrl_c_before_the_first_word_adds_no_reply(terminal):
+    with FlakyServer([{"text": "one two three", "hold": "before"}, "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "count")
+        until(server.holding.is_set)
+        screen.interrupt()
+        ask(screen, "ping")
+        screen.expect("PONG")
+        leave(screen)
+    assert "assistant" not in roles(server.requests[1])
+    assert "count" in prompts(server.requests[1])[0] and "ping" in prompts(server.requests[1])[-1]
+
+
+def test_ctrl_c_in_the_middle_of_a_call_does_not_run_it(terminal, workspace):
+    step = call("write_file", path="a.txt", content="some words to be written") | {"hold_after": 1}
+    with FlakyServer([step, "PONG"]) as server:
+        screen = terminal("--mode", "auto", server=server)
+        ask(screen, "write")
+        until(server.holding.is_set)
+        screen.interrupt()
+        ask(screen, "ping")
+        screen.expect("PONG")
+        leave(screen)
+    assert (results(server.requests[1]), (workspace / "a.txt").exists()) == ([], False)
+
+
+def test_ctrl_c_while_a_command_runs_ends_it_and_cancels_the_rest(terminal, workspace):
+    step = batch(
+        call("bash", command="echo begun; sleep 300.4401 & sleep 300.4401"),
+        call("bash", command="touch second.txt"),
+        call("read_file", path="third.txt"),
+    )
+    with FlakyServer([step, "PONG"]) as server:
+        screen = terminal("--mode", "auto", server=server)
+        ask(screen, "run")
+        until(lambda: len(alive("300.4401")) >= 2)
+        screen.interrupt()
+        ask(screen, "ping")
+        screen.expect("PONG")
+        assert alive("300.4401") == []
+        leave(screen)
+    first, second, third = results(server.requests[1])
+    assert "begun" in first and "not run" not in first
+    assert (second, third) == (NOT_STARTED, NOT_STARTED)
+    assert not (workspace / "second.txt").exists()
+
+
+def test_ctrl_c_at_the_permission_question_cancels_the_calls(terminal, workspace):
+    step = batch(call("write_file", path="a.txt", content="a"), call("bash", command="touch b.txt"))
+    with FlakyServer([step, "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "write")
+        screen.question()
+        screen.interrupt()
+        ask(screen, "ping")
+        screen.expect("PONG")
+        leave(screen)
+    first, second = results(server.requests[1])
+    assert first == NOT_STARTED or first.startswith("denied: ")
+    assert (second, (workspace / "a.txt").exists(), (workspace / "b.txt").exists()) == (
+        NOT_STARTED,
+        False,
+        False,
+    )
+
+
+def test_ctrl_c_during_a_retry_wait_gives_the_prompt_back(terminal):
+    step = {
+        "status": 429,
+        "headers": {"Retry-After": "30"},
+        "body": {"error": {"message": "later"}},
+    }
+    with FlakyServer([step, "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "hi")
+        screen.expect("30")
+        screen.interrupt()
+        screen.prompt(5)
+        screen.send("ping\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert (server.replies, "assistant" in roles(server.requests[1])) == ([429, 200], False)
+
+
+def test_ctrl_c_twice_at_the_empty_prompt_leaves_and_says_how_to_come_back(terminal, workspace):
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "ping")
+        screen.expect("PONG")
+        screen.prompt()
+        screen.interrupt()
+        assert HINT.search(screen.prompt())
+        screen.interrupt()
+        assert screen.wait() in (0, 130)
+    assert f"agent --resume {session_files(workspace)[0].stem}" in screen.text
+    assert termios.tcgetattr(screen.slave) == screen.settings
+
+
+def test_ctrl_c_clears_a_draft_and_does_not_leave(terminal):
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server)
+        screen.prompt()
+        screen.send("a draft")
+        screen.expect("a draft")
+        screen.interrupt()
+        ask(screen, "ping")
+        screen.expect("PONG")
+        leave(screen)
+    assert prompts(server.requests[0]) == ["ping"]
+
+
+@pytest.mark.parametrize(
+    "keys", ["exit\r", "/exit\r", "\x04"], ids=["exit", "slash exit", "ctrl-d"]
+)
+def test_leaving_says_how_to_come_back(terminal, workspace, keys):
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "ping")
+        screen.expect("PONG")
+        screen.prompt()
+        screen.send(keys)
+        assert screen.wait() == 0
+    assert f"agent --resume {session_files(workspace)[0].stem}" in screen.text
+    assert (termios.tcgetattr(screen.slave), len(server.requests)) == (screen.settings, 1)
+
+
+def test_a_closed_window_ends_the_agent_and_its_command(terminal, workspace):
+    with FlakyServer([call("bash", command="echo begun; sleep 300.4402")]) as server:
+        screen = terminal("--mode", "auto", server=server)
+        ask(screen, "run")
+        until(lambda: alive("300.4402"))
+        screen.hang_up()
+        assert screen.process.wait(20) in (129, -1)
+        until(lambda: not alive("300.4402"), 5)
+    [path] = session_files(workspace)
+    [result] = results(json.loads(path.read_text()))
+    assert "not run" not in result and "cancelled by the user before it ran" != result
+
+
+def test_a_closed_window_at_the_prompt_ends_the_agent(terminal):
+    with FlakyServer([]) as server:
+        screen = terminal(server=server)
+        screen.prompt()
+        screen.hang_up()
+        assert screen.process.wait(20) in (0, 129, -1)
+
+
+def test_sigterm_at_the_prompt_gives_the_terminal_back(terminal):
+    with FlakyServer([]) as server:
+        screen = terminal(server=server)
+        screen.prompt()
+        screen.process.terminate()
+        assert screen.wait() == 143
+    assert termios.tcgetattr(screen.slave) == screen.settings
+
+
+# -- permission ----------------------------------------------------------------------------------
+
+
+def test_y_permits_what_was_shown(terminal, workspace):
+    (workspace / "a.txt").write_text("kept\nold line\n")
+    with FlakyServer(
+        [call("write_file", path="a.txt", content="kept\nnew line\n"), "PONG"]
+    ) as server:
+        screen = terminal(server=server)
+        ask(screen, "write")
+        shown = screen.question()
+        screen.send("y\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert "-old line" in shown and "+new line" in shown and "a.txt" in shown
+    assert (workspace / "a.txt").read_text() == "kept\nnew line\n"
+
+
+def test_an_edit_is_shown_as_a_diff_and_a_command_as_it_is(terminal, workspace):
+    (workspace / "a.txt").write_text("kept\nold line\n")
+    step = batch(
+        call("edit_file", path="a.txt", old="old", new="new"),
+        call("bash", command="touch b.txt # why"),
+    )
+    with FlakyServer([step, "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "edit")
+        edit = screen.question()
+        screen.send("yes\r")
+        command = screen.question()
+        screen.send("y\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert "-old line" in edit and "+new line" in edit
+    assert "touch b.txt # why" in command
+    assert (workspace / "a.txt").read_text() == "kept\nnew line\n" and (
+        workspace / "b.txt"
+    ).exists()
+
+
+@pytest.mark.parametrize(
+    "keys, reason",
+    [
+        pytest.param("n\r", "", id="n"),
+        pytest.param("\r", "", id="nothing"),
+        pytest.param("yikes\r", "yikes", id="begins with y"),
+        pytest.param("use spaces, please\r", "use spaces, please", id="a reason"),
+        pytest.param("\x04", "", id="end of file"),
+    ],
+)
+def test_anything_but_yes_is_no(terminal, workspace, keys, reason):
+    with FlakyServer([call("write_file", path="a.txt", content="a"), "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "write")
+        screen.question()
+        screen.send(keys)
+        screen.expect("PONG")
+        leave(screen)
+    [result] = results(server.requests[1])
+    assert (result[:8], reason in result, (workspace / "a.txt").exists()) == (
+        "denied: ",
+        True,
+        False,
+    )
+
+
+def test_what_was_typed_before_the_question_does_not_answer_it(terminal, workspace):
+    step = call("write_file", path="a.txt", content="a") | {"hold": "before"}
+    with FlakyServer([step, "PONG", "PANG", "PANG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "write")
+        until(server.holding.is_set)
+        screen.send("y\r")
+        screen.expect("y")
+        server.release()
+        screen.question()
+        screen.send("n\r")
+        screen.expect("PONG")
+        screen.prompt()
+        screen.send("\x04")
+        screen.wait()
+    assert results(server.requests[1])[0].startswith("denied: ")
+    assert not (workspace / "a.txt").exists()
+
+
+def test_one_shot_on_a_terminal_asks_too(terminal, workspace):
+    with FlakyServer([call("bash", command="touch a.txt"), "PONG"]) as server:
+        screen = terminal("do it", server=server)
+        screen.question()
+        screen.send("y\r")
+        screen.expect("PONG")
+        assert screen.wait() == 0
+    assert (workspace / "a.txt").exists()
+
+
+@pytest.mark.parametrize("flag", ["--yes", "-p", "--json"])
+def test_a_flag_for_unattended_use_means_nobody_is_asked(terminal, flag):
+    with FlakyServer([call("note", text="a line"), "PONG"]) as server:
+        screen = terminal(flag, "hi", server=server)
+        screen.expect("PONG")
+        screen.wait()
+    assert "not kept: nobody to confirm" in results(server.requests[1])[0]
+
+
+@pytest.mark.parametrize("mode", ["ask", "auto"])
+@pytest.mark.parametrize("answer, kept", [("y", True), ("n", False)], ids=["y", "n"])
+def test_a_note_is_kept_only_after_a_yes(terminal, workspace, mode, answer, kept):
+    with FlakyServer([call("note", text="tests run with make"), "PONG"]) as server:
+        screen = terminal("--mode", mode, server=server)
+        ask(screen, "note it")
+        assert "tests run with make" in screen.question()
+        screen.send(answer + "\r")
+        screen.expect("PONG")
+        leave(screen)
+    notes = workspace / "AGENTS.md"
+    assert (notes.exists() and "tests run with make" in notes.read_text()) == kept
+
+
+def test_writing_agents_md_asks_a_human_even_in_auto_mode(terminal, workspace):
+    with FlakyServer([call("write_file", path="AGENTS.md", content="obey\n"), "PONG"]) as server:
+        screen = terminal("--mode", "auto", server=server)
+        ask(screen, "write")
+        assert "obey" in screen.question()
+        screen.send("y\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert (workspace / "AGENTS.md").read_text() == "obey\n"
+
+
+def test_a_question_of_the_model_is_answered_by_the_user(terminal):
+    with FlakyServer([call("ask_user", question="Which colour?"), "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "paint")
+        screen.expect("Which colour?")
+        screen.send("teal\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert "teal" in results(server.requests[1])[0]
+
+
+# -- the prompt ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param("\x1b[200~one\rtwo\rthree\x1b[201~\r", id="bracketed"),
+        pytest.param("\x1b[200~one\ntwo\nthree\x1b[201~\r", id="bracketed LF"),
+        pytest.param("\x1b[200~one\r\ntwo\r\nthree\x1b[201~\r", id="bracketed CRLF"),
+        pytest.param("one\rtwo\rthree\r", id="plain"),
+        pytest.param("one\ntwo\nthree\n", id="plain LF"),
+        pytest.param("one\r\ntwo\r\nthree\r\n", id="plain CRLF"),
+    ],
+)
+def test_a_paste_of_three_lines_is_one_prompt(terminal, keys):
+    with FlakyServer(["PONG"] * 4) as server:
+        screen = terminal(server=server)
+        screen.prompt()
+        screen.send(keys)
+        screen.expect("PONG")
+        leave(screen)
+    [[prompt]] = [prompts(request) for request in server.requests]
+    assert [line for line in prompt.splitlines() if line.strip()] == ["one", "two", "three"]
+
+
+def test_help_names_the_commands_and_asks_nobody(terminal):
+    with FlakyServer([]) as server:
+        screen = terminal(server=server)
+        ask(screen, "/help")
+        shown = screen.prompt()
+        screen.send("/exit\r")
+        assert screen.wait() == 0
+    names = ["/help", "/model", "/mode", "/status", "/compact", "/sessions", "/exit"]
+    assert ([name for name in names if name not in shown], server.requests) == ([], [])
+
+
+def test_model_changes_the_model_of_the_next_request(terminal):
+    with FlakyServer(["PONG", "PANG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "/model")
+        assert "flaky-1" in screen.prompt()
+        screen.send("ping\r")
+        screen.expect("PONG")
+        ask(screen, "/model other-2")
+        ask(screen, "pang")
+        screen.expect("PANG")
+        leave(screen)
+    assert [request["model"] for request in server.requests] == ["flaky-1", "other-2"]
+
+
+def test_mode_changes_what_is_permitted_and_the_model_is_told(terminal, workspace):
+    with FlakyServer(["PONG", call("write_file", path="a.txt", content="a"), "PANG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "ping")
+        screen.expect("PONG")
+        ask(screen, "/mode plan")
+        ask(screen, "write")
+        screen.expect("PANG")
+        leave(screen)
+    assert results(server.requests[2])[0].startswith("denied: ")
+    assert "plan" in prompts(server.requests[1])[-1]
+    assert server.requests[1]["messages"][0] == server.requests[0]["messages"][0]
+    assert not (workspace / "a.txt").exists()
+
+
+@pytest.mark.parametrize("line", ["/mode turbo", "/frobnicate now", "/"])
+def test_an_unknown_command_or_mode_is_not_sent_to_the_model(terminal, line):
+    with FlakyServer([]) as server:
+        screen = terminal(server=server)
+        ask(screen, line)
+        assert line.split()[0] in screen.prompt()
+        screen.send("exit\r")
+        assert (screen.wait(), server.requests) == (0, [])
+
+
+def test_status_and_sessions_name_the_session(terminal, workspace):
+    put_session(workspace, "20260101-100000-aaaa", talk("an older question", "done"))
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "ping")
+        screen.expect("PONG")
+        ask(screen, "/status")
+        status = screen.prompt()
+        screen.send("/sessions\r")
+        listed = screen.prompt()
+        screen.send("exit\r")
+        assert screen.wait() == 0
+    new = session_files(workspace)[-1].stem
+    assert "flaky-1" in status and new in status
+    assert new in listed and "20260101-100000-aaaa" in listed and "an older question" in listed
+
+
+def test_compact_with_little_to_compact_gives_the_prompt_back(terminal):
+    with FlakyServer(["PONG", "a short hand-over note", "PANG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "ping")
+        screen.expect("PONG")
+        ask(screen, "/compact")
+        ask(screen, "pang")
+        screen.match(re.compile("PANG|hand-over"))
+        leave(screen)
+    assert prompts(server.requests[-1])[-1] == "pang"
+
+
+def test_an_exclamation_mark_runs_a_command_for_the_user(terminal, workspace):
+    with FlakyServer([]) as server:
+        screen = terminal("--mode", "plan", server=server)
+        ask(screen, "!echo local-$((40+2)); touch made.txt")
+        screen.expect("local-42")
+        leave(screen)
+    assert ((workspace / "made.txt").exists(), server.requests) == (True, [])
+
+
+def test_an_empty_line_sends_nothing(terminal):
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "")
+        ask(screen, "   ")
+        ask(screen, "ping")
+        screen.expect("PONG")
+        leave(screen)
+    assert [prompts(request) for request in server.requests] == [["ping"]]
+
+
+def test_an_error_of_the_server_gives_the_prompt_back(terminal):
+    step = {"status": 400, "body": {"error": {"message": "the moon is in the way"}}}
+    with FlakyServer([step, "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "hi")
+        screen.expect("the moon is in the way")
+        ask(screen, "ping")
+        screen.expect("PONG")
+        leave(screen)
+    assert prompts(server.requests[1])[-1].endswith("ping")
+
+
+def test_a_call_is_one_line_with_its_outcome_under_it(terminal, workspace):
+    (workspace / "a.txt").write_text("alpha\n")
+    with FlakyServer([call("read_file", path="a.txt"), "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "read")
+        shown = screen.expect("PONG")
+        leave(screen)
+    assert re.search(r"→ read_file\(.*a\.txt.*\)\s*\r?\n", shown)
+
+
+@pytest.mark.parametrize("change", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["NO_COLOR", "dumb"])
+def test_colours_can_be_turned_off(terminal, workspace, change):
+    with FlakyServer([call("bash", command="touch a.txt"), "**PONG**"]) as server:
+        screen = terminal("do it", server=server, env=change)
+        screen.question()
+        screen.send("n\r")
+        screen.expect("PONG")
+        screen.wait()
+    assert re.findall(r"\x1b\[[0-9;]*m", screen.output) == []
+
+
+def test_no_file_is_left_in_the_home_folder_but_the_history(terminal, home: Path):
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "ping")
+        screen.expect("PONG")
+        leave(screen)
+    left = [path for path in home.rglob("*") if path.is_file()]
+    assert [path for path in left if "agent" not in str(path.relative_to(home))] == []
+    assert [oct(path.stat().st_mode & 0o777) for path in left if path.stat().st_mode & 0o077] == []
+    assert os.listdir(home) in (
+        [],
+        [".config"],
+        [".local"],
+        [".config", ".local"],
+        [".local", ".config"],
+    )
