@@ -268,7 +268,7 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def choose_endpoint(
     layers: Sequence[Mapping[str, Any]], environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Provider, URL, key and model from the layers, weakest first.
+    """Provider, URL and key from the layers, weakest first.
 
     A layer that names an endpoint replaces that of the layers below it. OPENAI_BASE_URL counts only
     when no layer names one, so that a setting for other programs never takes a configured key away.
@@ -283,10 +283,9 @@ def choose_endpoint(
     if root and not provider:
         provider = next((n for n, row in PROVIDERS.items() if row.base_url == root), "")
     row = PROVIDERS.get(provider or ("" if root else "openai"), Provider(root))
-    model = next((layer["model"] for layer in reversed(layers) if layer.get("model")), row.model)
     names = ("AGENT_API_KEY", row.key_name, "OPENAI_API_KEY")
     key = next((environ[name] for name in names if name and environ.get(name)), "")
-    return {"provider": provider, "base_url": base_url, "model": model, "api_key": key.strip()}
+    return {"provider": provider, "base_url": base_url, "api_key": key.strip()}
 
 
 class Parser(argparse.ArgumentParser):
@@ -542,8 +541,8 @@ def strict_object(text: Any) -> dict[str, Any] | None:
 class Transcript:
     """The messages of a session and every operation on them; each leaves it valid.
 
-    Messages are never changed in place: an answer replaces its placeholder. So each operation is one
-    step that no signal can cut in two, and one encoding of a message serves file and request.
+    Messages are never changed in place: an answer replaces its placeholder. So each operation is
+    one step that no signal can cut in two, and one encoding serves file and request.
     """
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
@@ -1644,7 +1643,7 @@ class Client:
 def json_or_none(raw: str | bytes) -> Any:
     """The JSON value, None when it is none."""
     try:
-        return json.loads(raw)
+        return json.loads(raw, strict=False)
     except ValueError:
         return None
 
@@ -1804,10 +1803,9 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
 class Workspace:
     """A project's folder: everything that tools read, write and run goes through here."""
 
-    def __init__(self, root: Path, environ: Mapping[str, str], state: Path | None = None) -> None:
+    def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
         self.root = root.resolve()
         self.home = environ.get("HOME", "")
-        self.state = state  # `.agent/`, None when nothing is kept
         self.host = CommandHost(self.root, command_environment(environ))
 
     def safe_path(self, text: str) -> Path:
@@ -1982,7 +1980,7 @@ def diff_of(change: Change, name: str) -> str:
     sides = []
     for data in (change.before or b"", change.after):
         text = data.decode("utf-8", "replace") if is_binary(data) else codec_of(data).decode(data)
-        sides.append(re.split(r"(?<=\n)", clean(text)))
+        sides.append(re.findall(r"[^\n]*\n|[^\n]+", clean(text)))
     old = "/dev/null" if change.before is None else f"a/{name}"
     lines = list(difflib.unified_diff(sides[0], sides[1], old, f"b/{name}"))
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
@@ -2043,8 +2041,9 @@ class HostProcess:
         import select
         import signal
 
+        sources: list[Any] = [self.sock, self.wake]
         while True:
-            ready, _, _ = select.select([self.sock, self.wake], [], [])
+            ready, _, _ = select.select(sources, [], [])
             if self.wake in ready:
                 os.read(self.wake, 512)
             self.reap()
@@ -2238,8 +2237,8 @@ class CommandHost:
             return
         self.close()
         ours, theirs = socket.socketpair()
-        source = inspect.getsource(HostProcess)
-        source += f"\nHostProcess({theirs.fileno()}).serve()\n"
+        source = f"from __future__ import annotations\n{inspect.getsource(HostProcess)}\n"
+        source += f"HostProcess({theirs.fileno()}).serve()\n"
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-"],
             stdin=subprocess.PIPE,
@@ -2621,8 +2620,9 @@ def clip(text: str, limit: int = RESULT_CHARS, head: float = 0.3, where: str = "
 class FileTools:
     """Reading, searching and changing files of the workspace."""
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, may_read: Callable[[str], bool]) -> None:
         self.workspace = workspace
+        self.may_read = may_read  # what a rule hides is not found by a search either
 
     @tool(needs="read")
     def read_file(self, path: str, start: int = 1, end: int | None = None) -> str:
@@ -2643,7 +2643,7 @@ class FileTools:
             if codec is not UTF8:
                 file.seek(0)
                 text = codec.decode(file.read())
-                return numbered(text.split("\n"), first, last, path)
+                return numbered(text.removesuffix("\n").split("\n"), first, last, path)
             file.seek(0)
             return numbered(decoded_lines(file), first, last, path)
 
@@ -2673,7 +2673,8 @@ class FileTools:
         for found in workspace.walk(root):
             inner = found.removeprefix(below)
             fits = path_match(pattern, inner if "/" in pattern else inner.rpartition("/")[2])
-            if fits or ("/" in pattern and path_match(pattern, found)):
+            fits = fits or ("/" in pattern and path_match(pattern, found))
+            if fits and self.may_read(found):
                 yield found
 
     @tool(needs="read")
@@ -2805,11 +2806,8 @@ def numbered(lines: Iterable[str], first: int, last: int, path: str) -> str:
             return "\n".join(taken) + note
         taken.append(f"{number}: {text}")
     if not taken:
-        count = number
-        return "(the file is empty)" if not count else f"({path} has {count} lines)"
-    if taken[-1] == f"{number}: ":  # what follows the last newline is no line
-        taken.pop()
-    return "\n".join(taken) or "(the file is empty)"
+        return f"({path} has {number} lines)" if number else "(the file is empty)"
+    return "\n".join(taken)
 
 
 def window(line: str, wanted: re.Pattern[str], width: int = 300) -> str:
@@ -2864,10 +2862,10 @@ def why_not_found(text: str, old: str, name: str) -> str:
 class ShellTools:
     """Commands."""
 
-    def __init__(self, workspace: Workspace, emit: Emit, output_folder: Path | None) -> None:
+    def __init__(self, workspace: Workspace, emit: Emit) -> None:
         self.workspace = workspace
         self.emit = emit
-        self.output_folder = output_folder
+        self.output_folder: Path | None = None  # `.agent/output/<session>/`
         self.call_id = ""  # of the running call: names the output file and the events
 
     @tool(needs="run")
@@ -3250,41 +3248,33 @@ def reads_only(words: Sequence[str]) -> bool:
 SECRETS = ("**/.env", "**/.env.*", "**/*.pem", "**/id_rsa*", "**/.netrc", "**/.git-credentials")
 
 # Paths that are not like others when written: (pattern, outcome, reason).
-PROTECTED = (
-    (".agent/**", "deny", "the agent's own state"),
-    (".agent", "deny", "the agent's own state"),
-    ("**/.git/hooks/**", "deny", "runs on the next git command"),
-    ("**/.git/config*", "deny", "runs on the next git command"),
-    ("**/.git/info/attributes", "deny", "runs on the next git command"),
-    ("**/.git/modules/**", "deny", "runs on the next git command"),
-    ("**/.git", "deny", "points git somewhere else"),
-    ("**/.git/**", "human", "git's own data"),
-    ("**/agents.md", "human", "instructions to the agent"),
-    ("**/agents.override.md", "human", "instructions to the agent"),
-    ("**/claude.md", "human", "instructions to an agent"),
-    ("**/.env*", "human", "settings and secrets"),
-    ("**/.gitmodules", "human", "runs later"),
-    ("**/.gitconfig", "human", "runs later"),
-    ("**/.bashrc", "human", "a shell start-up file"),
-    ("**/.bash_profile", "human", "a shell start-up file"),
-    ("**/.profile", "human", "a shell start-up file"),
-    ("**/.zshrc", "human", "a shell start-up file"),
-    ("**/.zprofile", "human", "a shell start-up file"),
-    ("**/.zshenv", "human", "a shell start-up file"),
-    ("**/.vscode/**", "human", "runs later"),
-    ("**/.idea/**", "human", "runs later"),
-    ("**/.devcontainer/**", "human", "runs later"),
-    ("**/.github/workflows/**", "human", "runs later"),
-    ("**/.husky/**", "human", "runs later"),
-    ("**/.mcp.json", "human", "runs later"),
-    ("**/.pre-commit-config.yaml", "human", "runs later"),
-    ("**/.npmrc", "human", "settings and secrets"),
-    ("**/.pypirc", "human", "settings and secrets"),
-    ("**/.claude/**", "human", "instructions to an agent"),
-    ("**/.codex/**", "human", "instructions to an agent"),
-    ("**/.cursor/**", "human", "instructions to an agent"),
-    ("**/.agents/**", "human", "instructions to an agent"),
-)
+PROTECTED = [
+    (pattern, outcome, reason)
+    for outcome, reason, patterns in (
+        ("deny", "the agent's own state", ".agent .agent/**"),
+        (
+            "deny",
+            "part of git that runs later",
+            "**/.git **/.git/hooks/** **/.git/config* **/.git/info/attributes **/.git/modules/**",
+        ),
+        ("human", "git's own data", "**/.git/**"),
+        (
+            "human",
+            "instructions to an agent",
+            "**/AGENTS.md **/AGENTS.override.md **/CLAUDE.md **/.claude/** **/.codex/**"
+            " **/.cursor/** **/.agents/**",
+        ),
+        ("human", "settings and secrets", "**/.env* **/.npmrc **/.pypirc"),
+        (
+            "human",
+            "runs later",
+            "**/.gitmodules **/.gitconfig **/.bashrc **/.bash_profile **/.profile **/.zshrc"
+            " **/.zprofile **/.zshenv **/.vscode/** **/.idea/** **/.devcontainer/** **/.husky/**"
+            " **/.github/workflows/** **/.mcp.json **/.pre-commit-config.yaml",
+        ),
+    )
+    for pattern in patterns.split()
+]
 
 
 def strictest(decisions: Iterable[Decision]) -> Decision:
@@ -3558,7 +3548,6 @@ class Agent:
     def __init__(
         self,
         settings: Settings,
-        session: Session,
         client: Client,
         workspace: Workspace,
         *,
@@ -3566,7 +3555,7 @@ class Agent:
         ask: Callable[[Question], str | None] | None = None,
     ) -> None:
         self.settings = settings
-        self.session = session
+        self.session = Session(Transcript(), {"id": ""}, None)
         self.client = client
         self.workspace = workspace
         self.emit = emit
@@ -3577,7 +3566,8 @@ class Agent:
         self.shell: ShellTools | None = None
         self.notes: list[str] = []  # for the next user message
         self.hosts: set[str] = set()  # that a person approved in this session
-        self.denied: list[dict[str, Any]] = []
+        self.denied: list[dict[str, Any]] = []  # calls of this run that were not permitted
+        self.unattended = False  # one of them needed a human and there was none
         self.usage: dict[str, int] = {}  # of this run
         self.turns = 0
         self.task = ""  # the current user message
@@ -3597,6 +3587,13 @@ class Agent:
         self.tools, self.shell = dict(registry), shell
         schemas = [made.schema() for made in registry.values()]
         self.tools_json = encode(schemas) if schemas else ""
+
+    def use_session(self, session: Session) -> None:
+        """Go on in this session; its system message is built anew."""
+        self.session = session
+        if self.shell is not None and session.folder is not None:
+            self.shell.output_folder = session.folder.parent / "output" / session.id
+        self.refresh_system()
 
     def set_mode(self, mode: str) -> None:
         """Change the mode; the model is told once, with the next user message (T1)."""
@@ -3632,11 +3629,11 @@ class Agent:
     def run(self, prompt: str) -> Result:
         """Take a prompt to the model's answer. Ctrl-C ends the turn, not the session."""
         began = time.monotonic()
-        self.denied, self.turns, self.usage = [], 0, {}
+        self.denied, self.turns, self.usage, self.unattended = [], 0, {}, False
         result = Result("done", 0)
         try:
             result.text = self.run_turn(prompt)
-            if any(row["unattended"] for row in self.denied):
+            if self.unattended:
                 result.status, result.exit_code = "needs_permission", 77
         except TurnEnd as end:
             result = Result(end.status, end.exit_code, end.text)
@@ -3645,11 +3642,10 @@ class Agent:
             self.emit("notice", level="error", text=str(error))
             result = Result("error", error.exit_code)
         except KeyboardInterrupt as stop:
+            self.seal()
             result = Result("cancelled", getattr(stop, "exit_code", 130))
-        self.seal()
         self.save(sync=True)
-        result.turns, result.usage = self.turns, self.usage
-        result.denied = self.denied
+        result.turns, result.usage, result.denied = self.turns, self.usage, self.denied
         result.ms = round((time.monotonic() - began) * 1000)
         result.session_id = self.session.id if self.session.path else ""
         return result
@@ -3670,8 +3666,6 @@ class Agent:
 
     def begin_turn(self, prompt: str) -> None:
         """The user message, with what changed since the last one, saved before anything is sent."""
-        if not self.transcript.messages:
-            self.refresh_system()
         self.keep(self.session.keep_backup)
         self.task, self.notes = "\n".join([*self.notes, prompt]), []
         self.limit, self.nudges, self.streak = self.settings.max_turns, 0, []
@@ -3715,7 +3709,7 @@ class Agent:
         return calls
 
     def ask_again(self, reply: Reply) -> None:
-        """A reply that is neither calls nor an answer: ask again, a few times, then end the turn."""
+        """A reply that is neither calls nor an answer: ask again, then end the turn."""
         self.nudges += 1
         empty = reply.end == "complete" and not reply.announced
         if reply.end == "filtered":
@@ -3819,6 +3813,11 @@ class Agent:
             return Decision("allow", f"--yes ({decision.reason})", decision.rule)
         return decision
 
+    def may_read(self, path: str) -> bool:
+        """Whether a search may show this path."""
+        policy = make_policy(self.settings, self.mode)
+        return not policy.deny or decide(policy, "read_file", "read", path).outcome != "deny"
+
     def subject(self, made: Tool, arguments: Mapping[str, Any]) -> str:
         """What rules match: a command, a path, a URL, else the arguments."""
         if made.name == "note":
@@ -3845,6 +3844,8 @@ class Agent:
             raise Denied(f"nobody is there to approve it ({decision.reason})", unattended=True)
         subject = self.subject(made, made.bind(call.arguments))
         text = diff_of(plan, self.workspace.relative(plan.path)) if plan else subject
+        if call.arguments.get("network"):
+            text += "\n[it says that it needs the network]"
         question = Question("approve", text, call.name, decision.reason, call.id)
         answer = self.ask(question)
         said = (answer or "").strip()
@@ -3881,20 +3882,19 @@ class Agent:
             raise ToolError(f"{type(error).__name__}: {error}") from error
 
     def refuse(self, call: Call, decision: Decision, refusal: ToolError) -> str:
-        """Record a call that was not permitted; returns its result."""
-        unattended = isinstance(refusal, Denied) and refusal.unattended
-        row = {"name": call.name, "arguments": call.arguments, "reason": str(refusal)}
-        permit: list[str] = []
-        if unattended:
-            policy = make_policy(self.settings, self.mode, self.hosts)
-            made = self.tools[call.name]
-            subject = self.subject(made, made.bind(call.arguments))
-            permit = permitting_rules(policy, call.name, subject)
-        row["rule"] = decision.rule or decision.reason
-        self.denied.append({**row, "unattended": unattended, "permit": permit})
-        if call.name == "note" and unattended:
-            return "not kept: nobody to confirm"
-        return f"denied: {refusal}"
+        """Record a call that was not permitted; returns its result.
+
+        The row's "rule" is what would permit it: `--allow` rules, one a line, "" when none can.
+        """
+        row = {"name": call.name, "arguments": call.arguments, "reason": str(refusal), "rule": ""}
+        self.denied.append(row)
+        if not (isinstance(refusal, Denied) and refusal.unattended):
+            return f"denied: {refusal}"
+        self.unattended = True
+        policy, made = make_policy(self.settings, self.mode, self.hosts), self.find(call)
+        subject = self.subject(made, made.bind(call.arguments))
+        row["rule"] = "\n".join(permitting_rules(policy, call.name, subject))
+        return "not kept: nobody to confirm" if call.name == "note" else f"denied: {refusal}"
 
     def cancel(self, call: Call, stop: KeyboardInterrupt, began: float) -> None:
         """Ctrl-C during a call: it keeps its output so far, unless it never began."""
@@ -4112,7 +4112,7 @@ class Screen:
         try:
             stream.write(text)
             stream.flush()
-        except (BrokenPipeError, ValueError):
+        except (OSError, ValueError):
             self.streams = False
 
     def line(self, text: str) -> None:
@@ -4129,7 +4129,7 @@ class Screen:
     def on_text(self, text: str) -> None:
         """A piece of the reply."""
         if self.streams and text:
-            self.write(self.out, ESCAPES.sub("", text))
+            self.write(self.out, visible(text))
             self.open_line = not text.endswith("\n")
 
     def on_tool_use(self, id: str, name: str, arguments: dict[str, Any]) -> None:
@@ -4177,7 +4177,7 @@ class JsonScreen:
         try:
             self.out.write(encode(clean_all(event)) + "\n")
             self.out.flush()
-        except (BrokenPipeError, ValueError):
+        except (OSError, ValueError):
             self.only_result = True
 
 
@@ -4204,6 +4204,9 @@ def drain(stream: Any, wait: float = 0.0) -> str:
     return clean(typed.decode("utf-8", "replace")).replace("\r\n", "\n").replace("\r", "\n")
 
 
+PASTE_SECONDS = 0.03  # what comes within this time after a line belongs to it
+
+
 class Person:
     """The one at the keyboard: prompts and answers."""
 
@@ -4212,6 +4215,7 @@ class Person:
         self.stdin = stdin
         self.history = history
         self.draft = ""  # typed too early: put into the next prompt
+        self.editor: Any = None  # the readline module
 
     def ask(self, question: Question) -> str | None:
         """Show a question and read the answer; None at the end of input."""
@@ -4247,32 +4251,39 @@ class Person:
 
     def prompt(self) -> str | None:
         """The next prompt, a paste of several lines as one; None when the person leaves."""
-        import readline
-
         draft, self.draft = self.draft, ""
         complete, _, rest = draft.rpartition("\n")
         lines = [complete] if complete else []
         while True:
-            readline.set_startup_hook(functools.partial(readline.insert_text, rest))
             try:
-                lines.append(input("> " if not lines else ""))
+                lines.append(self.edit_line("> " if not lines else "", rest))
             except EOFError:
                 return None
-            finally:
-                readline.set_startup_hook(None)
-            more = drain(self.stdin, 0.03)
+            more = drain(self.stdin, PASTE_SECONDS)
             head, newline, rest = more.rpartition("\n")
             if newline:
                 lines.append(head)
             if not rest:
                 return clean("\n".join(lines))
 
-    def load_history(self) -> None:
-        """Line editing with the history of this project."""
-        import readline
+    def edit_line(self, prompt: str, text: str) -> str:
+        """One line with line editing, beginning with `text`. Raises EOFError."""
+        if self.editor is None:
+            return text + input(prompt + text)
+        self.editor.set_startup_hook(functools.partial(self.editor.insert_text, text))
+        try:
+            return input(prompt)
+        finally:
+            self.editor.set_startup_hook(None)
 
+    def load_history(self) -> None:
+        """Line editing with the history of this project, where Python has it."""
+        try:
+            import readline
+        except ImportError:
+            return
+        self.editor = readline
         readline.set_history_length(1000)
-        readline.set_auto_history(True)
         if self.history is not None and self.history.exists():
             try:
                 readline.read_history_file(self.history)
@@ -4281,13 +4292,11 @@ class Person:
 
     def save_history(self) -> None:
         """Keep the history, 0600."""
-        import readline
-
-        if self.history is None or not self.history.parent.exists():
+        if self.editor is None or self.history is None or not self.history.parent.exists():
             return
         try:
             write_private(self.history, "")
-            readline.write_history_file(self.history)
+            self.editor.write_history_file(self.history)
         except OSError as error:
             self.screen.line(f"agent: history not kept: {error.strerror}")
 
@@ -4477,34 +4486,33 @@ def build_agent(
 ) -> Agent:
     """An agent that is ready to run prompts. Raises UsageError, SessionError, ProviderError.
 
-    `emit(kind, **data)` gets every event. `ask` gets a Question and returns what a person typed, None
-    for nobody; without it nobody is there.
+    `emit(kind, **data)` gets every event. `ask` gets a Question and returns what a person typed,
+    None for nobody; without it nobody is there.
     """
     report = guarded(emit or (lambda kind, **data: None))
     root = workspace_root(settings)
     for text in (*settings.allow, *settings.ask, *settings.deny):
         parse_rule(text)
-    if session is None:
-        session = new_session(session_folder(settings, root, report), {}, time.time())
     client = Client(settings, report)
     client.model = settings.model or known_model(session, client) or client.models()[0]
-    state = session.folder.parent if session.folder else None
-    workspace = Workspace(root, settings.environ, state)
-    agent = Agent(settings, session, client, workspace, emit=report, ask=ask)
-    output = state / "output" / session.id if state else None
-    shell = ShellTools(workspace, report, output)
+    workspace = Workspace(root, settings.environ)
+    shell = ShellTools(workspace, report)
+    agent = Agent(settings, client, workspace, emit=report, ask=ask)
     agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
+    if session is None:
+        session = new_session(session_folder(settings, root, report), {}, time.time())
     defaults = {"title": "", "usage": {}, "files": {}}
     session.header.update({k: v for k, v in defaults.items() if k not in session.header})
     session.header.update(root=str(root), model=client.model, base_url=client.endpoint)
-    agent.refresh_system()
+    agent.use_session(session)
     return agent
 
 
-def known_model(session: Session, client: Client) -> str:
+def known_model(session: Session | None, client: Client) -> str:
     """The model of a resumed session when its endpoint is the same, else the provider's default."""
-    if session.header.get("base_url") == client.endpoint and session.header.get("model"):
-        return str(session.header["model"])
+    header = session.header if session else {}
+    if header.get("base_url") == client.endpoint and header.get("model"):
+        return str(header["model"])
     rows = PROVIDERS.values()
     return next((row.model for row in rows if row.base_url == client.endpoint), "")
 
@@ -4550,7 +4558,7 @@ def choose_tools(
     settings: Settings, agent: Agent, shell: ShellTools, extra: Sequence[Callable[..., Any]]
 ) -> dict[str, Tool]:
     """The registry: built-in tools in a fixed order, then the caller's own. Raises UsageError."""
-    files = FileTools(agent.workspace)
+    files = FileTools(agent.workspace, agent.may_read)
     person = PersonTools(agent.workspace, lambda text: ask_model_question(agent, text))
     web = WebTools(settings.fetch_hosts)
     built_in = (files.read_file, files.list_files, files.grep, files.write_file, files.edit_file)
@@ -4790,21 +4798,20 @@ def run_once(agent: Agent, prompt: str, screen: Screen, output_format: str) -> i
     elif result.text and not screen.streams:
         screen.write(sys.stdout, clean(result.text) + "\n")
     for row in result.denied:
-        show_refusal(agent, row, screen)
+        show_refusal(row, screen)
     if result.exit_code in (1, 53, 75, 77) and result.session_id:
         screen.line(f"agent: to go on: agent --resume {result.session_id}")
     return result.exit_code
 
 
-def show_refusal(agent: Agent, row: Mapping[str, Any], screen: Screen) -> None:
+def show_refusal(row: Mapping[str, Any], screen: Screen) -> None:
     """A call that was not permitted, with the rules that would permit it."""
     screen.line(f"agent: denied {call_line(row['name'], row['arguments'])}: {row['reason']}")
-    rules = row.get("permit", [])
-    if rules:
+    if row["rule"]:
         import shlex
 
-        flags = " ".join(f"--allow {shlex.quote(rule)}" for rule in rules)
-        screen.line(f"agent:   permitted by {flags}")
+        flags = [f"--allow {shlex.quote(rule)}" for rule in row["rule"].split("\n")]
+        screen.line(f"agent:   permitted by {' '.join(flags)}")
 
 
 def run_repl(agent: Agent, person: Person) -> int:
@@ -4878,7 +4885,7 @@ def run_demo(settings: Settings, *, keep: bool) -> int:
     from flaky_server import FlakyServer
 
     folder = Path(tempfile.mkdtemp(prefix="agent-demo-"))
-    screen = Screen(sys.stdout, sys.stderr)
+    screen = Screen(sys.stdout, sys.stdout)
     test = [sys.executable, "-B", "-m", "unittest", "-q", "test_stats"]
     try:
         for name, text in DEMO_FILES.items():

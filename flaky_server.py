@@ -11,7 +11,7 @@ Nothing in it is random unless a fault says so, and then the seed decides.
 
 Contents
 
-1. Validate    what a strict provider refuses; T1 to T9 are the invariants of DESIGN.md
+1. Validate    what a strict provider refuses; (T1) is an invariant of DESIGN.md
 2. Reply       a step of the script becomes the events of a stream
 3. Faults      the ways in which real servers break that stream
 4. Server      FlakyServer: the script, the records, hold and release
@@ -55,8 +55,8 @@ Message = dict[str, Any]
 Step = Any  # a str, a dict or a function of the request; see the module docstring
 
 # == 1. Validate ==============================================================
-# Written from the providers' documentation and error messages, not from agent.py, so that the
-# two can disagree. Every problem names its place and, where there is one, its invariant.
+# Written without a look at agent.py, so that the two can disagree. T6, T7 and T8 are not here: one
+# request does not show them. Every problem names its place and, where there is one, its invariant.
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -105,6 +105,7 @@ def validate(body: Any, seen_ids: set[str] | None = None) -> list[str]:
 
 
 def _role(message: Any) -> Any:
+    """The role, None if the message is no object."""
     return message.get("role") if isinstance(message, dict) else None
 
 
@@ -121,10 +122,12 @@ def _function_name(item: Any) -> Any:
 
 
 def _legal_name(name: Any) -> bool:
+    """Would every provider take this name of a tool?"""
     return isinstance(name, str) and NAME.fullmatch(name) is not None
 
 
 def _filled(value: Any) -> bool:
+    """Is this a string with something in it?"""
     return isinstance(value, str) and value != ""
 
 
@@ -425,15 +428,20 @@ def error_body(message: str, kind: str = "invalid_request_error", code: Any = No
 
 
 def held(actions: Actions, after: int) -> Iterator[Action]:
-    """The same actions, with a HOLD after `after` deltas of text or arguments, or at the end."""
-    count, done = 0, False
+    """The same actions, with a HOLD after `after` deltas of text or arguments, or at the end.
+
+    It never comes before the headers: `hold: before` is for that.
+    """
+    count, started, done = 0, False, False
     for action in actions:
-        if isinstance(action, bytes):
-            if count >= after and not done:
-                yield Do.HOLD
-                done = True
-            count += COUNTED.search(action) is not None
+        if isinstance(action, bytes) and count >= after and not done:
+            if not started:
+                yield Head()
+            yield Do.HOLD
+            done = True
         yield action
+        started = started or isinstance(action, (bytes, Head))
+        count += isinstance(action, bytes) and COUNTED.search(action) is not None
     if not done:
         yield Do.HOLD
 
@@ -531,7 +539,11 @@ class Reply:
         deltas = self.deltas() if deltas is None else deltas
         called = any("tool_calls" in delta for delta in deltas)
         yield from self.events(deltas)
-        yield self.event({}, self.finish(reason or ("tool_calls" if called else "stop")))
+        yield from self.ending(reason or ("tool_calls" if called else "stop"), done)
+
+    def ending(self, reason: str, done: bytes = DONE) -> Iterator[bytes]:
+        """The finish_reason, the usage and, unless it is empty, the end."""
+        yield self.event({}, self.finish(reason))
         yield from self.usage_events()
         if done:
             yield done
@@ -918,7 +930,7 @@ class Fault(Reply):
         yield self.event({"role": "assistant", "content": ""})
         for delta in self.deltas():
             yield from [self.event({"content": "other "}, index=1), self.event(delta)]
-        yield from [self.event({}, "stop", index=1), *self.stream([])]
+        yield from [self.event({}, "stop", index=1), *self.ending("stop")]
 
     def usage_first_chunk_empty_choices(self) -> Actions:
         """The first chunk has no choices, but a filter report and usage (C23)."""
@@ -957,7 +969,11 @@ class FlakyServer:
     """A scripted provider on 127.0.0.1; see the module docstring for the script.
 
     A list is checked at once (ValueError); any other iterable is read as it is used, so it may
-    be endless. `log` gets one line per request.
+    be endless. `log` gets one line per request. `requests` are the chat requests that parse, `bad`
+    the bodies that do not, with the reason; `replies` the status codes sent to chat requests;
+    `errors` what went wrong in the script's functions or here. `holding` is set while something
+    waits for release(). A client that left is noticed within 10 ms: call wait_idle() before the
+    next wait for `holding`.
     """
 
     def __init__(
@@ -1001,7 +1017,7 @@ class FlakyServer:
         self._http = _Http(("127.0.0.1", self.port), _Handler)
         self._http.flaky = self
         self.port = self._http.server_address[1]
-        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+        threading.Thread(target=self._http.serve_forever, args=(0.005,), daemon=True).start()
         return self
 
     def close(self) -> None:
@@ -1029,11 +1045,17 @@ class FlakyServer:
             self.holding.clear()
             for event in self._releases:
                 event.set()
+            self._releases.clear()
 
     def wait_idle(self, timeout: float = 5.0) -> bool:
         """Wait until no request is being answered; False if that took too long."""
         with self._guard:
             return self._guard.wait_for(lambda: self._active == 0, timeout)
+
+    def wait_holding(self, count: int = 1, timeout: float = 5.0) -> bool:
+        """Wait until so many requests hold; False if that took too long."""
+        with self._guard:
+            return self._guard.wait_for(lambda: len(self._releases) >= count, timeout)
 
     def new_id(self) -> str:
         """A call id that this server has neither sent nor seen."""
@@ -1066,6 +1088,7 @@ class FlakyServer:
         """Somebody waits for this event."""
         with self._guard:
             self._releases.add(event)
+            self._guard.notify_all()
             self.holding.set()
 
     def unhold(self, event: threading.Event) -> None:
@@ -1138,7 +1161,7 @@ def check_step(step: Step) -> Step:
         if key not in STEP_KEYS or not isinstance(value, STEP_KEYS[key]):
             raise ValueError(f"unknown key or wrong type: {key!r} in the step {step!r}")
     for item in step.get("calls", []):
-        if not isinstance(item, dict) or not {"name", "call"} & set(item):
+        if not isinstance(item, dict) or not _filled(item.get("name") or item.get("call")):
             raise ValueError(f"a call without a name in the step {step!r}")
     if step.get("hold") not in (None, "before"):
         raise ValueError(f'hold: the only value is "before", not {step["hold"]!r}')
@@ -1165,7 +1188,11 @@ def fixed_actions(step: Message) -> Actions:
     """A step that gives the status, the headers and the body itself."""
     status, headers = step.get("status", 200), step.get("headers", {})
     if "raw" in step:
-        raw = step["raw"] if isinstance(step["raw"], bytes) else step["raw"].encode()
+        raw = (
+            step["raw"]
+            if isinstance(step["raw"], bytes)
+            else step["raw"].encode(errors="surrogateescape")
+        )
         return [Head(status, headers), raw]
     phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else f"status {status}"
     body = step.get("body", error_body(phrase, "server_error"))
@@ -1192,11 +1219,10 @@ def replay(path: str | Path) -> list[Step]:
 def replay_step(message: Message) -> Message:
     """One assistant message as a step, empty if it says nothing."""
     step: Message = {}
-    calls = [call | (call.get("function") or {}) for call in _calls(message)]
+    functions = [(call.get("id"), call.get("function")) for call in _calls(message)]
+    calls = [{"id": call_id, **item} for call_id, item in functions if isinstance(item, dict)]
     if calls:
-        step["calls"] = [
-            {key: call.get(key) for key in ("name", "arguments", "id")} for call in calls
-        ]
+        step["calls"] = calls
     for key, source in (("text", "content"), ("reasoning", "reasoning_content")):
         if _filled(message.get(source)):
             step[key] = message[source]

@@ -794,6 +794,28 @@ def test_the_second_run_goes_on_where_the_first_one_stopped(run_agent, workspace
     assert (roles(server.requests[2]), len(session_files(workspace))) == (expected, 1)
 
 
+def test_the_session_as_it_was_before_the_last_turn_is_kept_beside_it(run_agent, workspace):
+    with FlakyServer(["first", "second"]) as server:
+        run_agent("one", server=server)
+        before = the_session(workspace)["messages"]
+        run_agent("--resume", "two", server=server)
+    [path] = session_files(workspace)
+    assert json.loads(path.with_suffix(".bak").read_text())["messages"] == before
+
+
+def test_the_whole_output_of_a_command_is_kept_and_can_be_read(run_agent, workspace):
+    def read(request: dict) -> dict:
+        path = re.search(r"\.agent/output/\S+?\.txt", results(request)[0])[0]
+        return call("read_file", path=path, start=9000, end=9001)
+
+    with FlakyServer([call("bash", command="seq 1 20000; exit 7"), read, "ok"]) as server:
+        done = run_agent("--yes", "count", server=server)
+    clipped, page = results(server.requests[2])
+    assert (done.returncode, len(clipped) <= 20_000) == (0, True)
+    assert clipped.startswith("1\n2\n") and re.search(r"\n20000\n.*\b7\b\W*$", clipped)
+    assert "9000: 9000\n9001: 9001" in page
+
+
 def test_finished_results_survive_a_server_that_goes_away(run_agent, workspace):
     script = [
         call("bash", command="echo x >> n.txt"),
@@ -1080,11 +1102,8 @@ def test_json_lists_what_was_denied(run_agent):
     result = json.loads(done.stdout)
     [denied] = result["denied"]
     assert (done.returncode, result["status"], result["exit_code"]) == (77, "needs_permission", 77)
-    assert (denied["name"], denied["arguments"], sorted(denied)) == (
-        "bash",
-        {"command": "touch a.txt"},
-        ["arguments", "name", "reason", "rule"],
-    )
+    assert (denied["name"], denied["arguments"]) == ("bash", {"command": "touch a.txt"})
+    assert {"reason", "rule"} <= set(denied)
 
 
 @pytest.mark.parametrize(
@@ -1132,6 +1151,8 @@ def test_stream_json_is_one_event_a_line(run_agent, workspace):
     assert [(e["id"], e["name"], e["status"]) for e in back] == [(i, n, "ok") for i, n, _ in used]
     assert [e["content"] for e in back] == results(server.requests[2])
     assert {"decision", "rule", "ms"} <= set(back[0])
+    shown = [(e["id"], e["text"]) for e in events if e["type"] == "tool_output"]
+    assert shown == [(used[1][0], "out\n")]
     assert (events[-1]["type"], events[-1]["turns"]) == ("result", 3)
     assert len([e for e in events if e["type"] == "usage"]) == 3
 
@@ -1242,9 +1263,10 @@ def test_a_reader_that_takes_one_byte_is_no_traceback(start_agent, tmp_path):
     assert ("Traceback" in err, "Exception ignored" in err) == (False, False)
 
 
-def test_a_background_job_ends_with_the_agent(run_agent, workspace):
-    step = call("bash", command="sleep 300.3303 > /dev/null 2>&1 & echo started")
-    with FlakyServer([step, "ok"]) as server:
+@pytest.mark.parametrize("prefix", ["", "setsid", "nohup"])
+def test_a_background_job_ends_with_the_agent(run_agent, workspace, prefix):
+    command = f"{prefix} sleep 300.3303 > /dev/null 2>&1 & echo started"
+    with FlakyServer([call("bash", command=command), "ok"]) as server:
         done = run_agent("--yes", "hi", server=server)
     assert (done.returncode, "started" in results(server.requests[1])[0]) == (0, True)
     until(lambda: not alive("300.3303"), 5)
@@ -1295,7 +1317,7 @@ def test_help_names_no_flag_that_is_not_there(run_agent):
 def test_a_missing_requests_is_one_line(run_agent, tmp_path):
     trap = tmp_path / "trap"
     trap.mkdir()
-    (trap / "requests.py").write_text("raise ImportError('imported')\n")
+    (trap / "requests.py").write_text("raise ModuleNotFoundError('no requests here')\n")
     with FlakyServer(["never"]) as server:
         done = run_agent("hi", server=server, env={"PYTHONPATH": f"{trap}{os.pathsep}{ROOT}"})
     assert (done.returncode != 0, done.stdout, "requests" in done.stderr) == (True, "", True)
