@@ -1708,6 +1708,7 @@ def find_local_server() -> str:
 # a link swapped in between is an error. Changes keep every byte outside them.
 # Commands run under one small host process that ends with the agent.
 
+HASHED_BYTES = 20_000_000  # up to this size a read remembers what was seen
 TAKEN_AS_BINARY = 8192  # bytes at the front that are looked at for a NUL
 SKIPPED_FOLDERS = frozenset(
     ".git .agent .hg .svn node_modules .venv venv __pycache__ .mypy_cache .pytest_cache"
@@ -1806,6 +1807,7 @@ class Workspace:
     def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
         self.root = root.resolve()
         self.home = environ.get("HOME", "")
+        self.seen: dict[str, str] = {}  # path -> sha256 of the file as the model last saw it
         self.host = CommandHost(self.root, command_environment(environ))
 
     def safe_path(self, text: str) -> Path:
@@ -1892,6 +1894,19 @@ class Workspace:
         """A whole file, None when there is nothing at that path."""
         return self.read(path) if os.path.lexists(path) else None
 
+    def saw(self, path: Path, data: bytes) -> None:
+        """The model knows a file as it stands now."""
+        import hashlib
+
+        self.seen[self.relative(path)] = hashlib.sha256(data).hexdigest()
+
+    def is_stale(self, path: Path, data: bytes) -> bool:
+        """Whether a file is no longer what the model last saw of it."""
+        import hashlib
+
+        known = self.seen.get(self.relative(path))
+        return known is not None and known != hashlib.sha256(data).hexdigest()
+
     def apply(self, change: Change) -> str:
         """Make a planned change, unless the file is no longer what the plan was made from."""
         if self.read_if_there(change.path) != change.before:
@@ -1904,6 +1919,7 @@ class Workspace:
             raise ToolError(f"{self.relative(change.path)}: {error.strerror}") from error
         finally:
             os.close(folder)
+        self.saw(change.path, change.after)
         return change.summary + note
 
     def walk(self, start: Path) -> Iterator[str]:
@@ -2148,12 +2164,24 @@ class HostProcess:
                 continue
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C while a command ran; `output` is what it had printed."""
+class Stop(KeyboardInterrupt):
+    """The user or the system wants an end: Ctrl-C (130), SIGTERM (143) or SIGHUP (129).
 
-    def __init__(self, output: str) -> None:
+    Only the first ends just the turn. `output` is what the running command had printed.
+    """
+
+    def __init__(self, exit_code: int, output: str = "") -> None:
         super().__init__()
+        self.exit_code = exit_code
         self.output = output
+
+
+def exit_code_of(stop: KeyboardInterrupt) -> int:
+    """What the process ends with: a plain KeyboardInterrupt is Ctrl-C."""
+    return stop.exit_code if isinstance(stop, Stop) else SIGINT_CODE
+
+
+SIGINT_CODE = 130
 
 
 HEAD_BYTES, TAIL_BYTES = 12_000, 48_000  # of a command's output kept in memory
@@ -2272,7 +2300,7 @@ class CommandHost:
             answer = self._follow(reader, timeout, capture, on_output)
         except KeyboardInterrupt as error:
             self._end(reader, capture)
-            raise Interrupted(capture.text()) from error
+            raise Stop(exit_code_of(error), capture.text()) from error
         except OSError as error:
             raise ToolError(f"the command host failed: {error}") from error
         if answer is None:
@@ -2639,12 +2667,13 @@ class FileTools:
             size = os.fstat(file.fileno()).st_size
             if is_binary(front):
                 raise ToolError(f"{path} is a binary file ({size} bytes), not shown")
+            if size <= HASHED_BYTES:
+                self.workspace.saw(target, front + file.read())
+            file.seek(0)
             codec = codec_of(front) if front[:2] in (b"\xff\xfe", b"\xfe\xff") else UTF8
             if codec is not UTF8:
-                file.seek(0)
                 text = codec.decode(file.read())
                 return numbered(text.removesuffix("\n").split("\n"), first, last, path)
-            file.seek(0)
             return numbered(decoded_lines(file), first, last, path)
 
     @tool(needs="read")
@@ -2740,6 +2769,8 @@ class FileTools:
         """
         target = self.workspace.safe_path(path)
         before = self.workspace.read_if_there(target)
+        if before is not None and self.workspace.is_stale(target, before):
+            raise ToolError(f"{path} changed on disk since you saw it: read it again first")
         codec = codec_of(before) if before else UTF8
         try:
             after = codec.encode(content)
@@ -3591,6 +3622,7 @@ class Agent:
     def use_session(self, session: Session) -> None:
         """Go on in this session; its system message is built anew."""
         self.session = session
+        self.workspace.seen = session.header["files"]
         if self.shell is not None and session.folder is not None:
             self.shell.output_folder = session.folder.parent / "output" / session.id
         self.refresh_system()
@@ -3643,7 +3675,7 @@ class Agent:
             result = Result("error", error.exit_code)
         except KeyboardInterrupt as stop:
             self.seal()
-            result = Result("cancelled", getattr(stop, "exit_code", 130))
+            result = Result("cancelled", exit_code_of(stop))
         self.save(sync=True)
         result.turns, result.usage, result.denied = self.turns, self.usage, self.denied
         result.ms = round((time.monotonic() - began) * 1000)
@@ -3902,7 +3934,7 @@ class Agent:
         if call.id in self.transcript.waiting:
             self.answer(call, "cancelled", CANCELLED, decision, began)
             return
-        output = getattr(stop, "output", "")
+        output = stop.output if isinstance(stop, Stop) else ""
         text = clip("\n".join(part for part in (output.rstrip("\n"), INTERRUPTED_BY_USER) if part))
         self.answer(call, "cancelled", text, decision, began)
 
@@ -4252,8 +4284,7 @@ class Person:
     def prompt(self) -> str | None:
         """The next prompt, a paste of several lines as one; None when the person leaves."""
         draft, self.draft = self.draft, ""
-        complete, _, rest = draft.rpartition("\n")
-        lines = [complete] if complete else []
+        rest, lines = draft.strip("\n"), list[str]()
         while True:
             try:
                 lines.append(self.edit_line("> " if not lines else "", rest))
@@ -4319,9 +4350,10 @@ class Repl:
             try:
                 text = self.person.prompt()
             except KeyboardInterrupt as stop:
-                if warned or hasattr(stop, "exit_code"):
-                    self.exit_code = getattr(stop, "exit_code", 130)
+                self.exit_code = exit_code_of(stop)
+                if warned or self.exit_code != SIGINT_CODE:
                     break
+                self.exit_code = 0
                 warned = True
                 self.screen.line("\n(Ctrl-C again, Ctrl-D or /exit leaves)")
                 continue
@@ -4347,22 +4379,20 @@ class Repl:
         except AgentError as error:
             self.screen.line(f"agent: {visible(str(error))}")
         except KeyboardInterrupt as stop:
-            self.leave_for(stop)
+            self.cancelled(exit_code_of(stop))
 
-    def leave_for(self, stop: BaseException) -> None:
-        """A signal other than Ctrl-C ends the program, not just the turn."""
+    def cancelled(self, exit_code: int) -> None:
+        """After a signal: Ctrl-C gives the prompt back, any other ends the program."""
         self.screen.line("(cancelled)")
-        if hasattr(stop, "exit_code"):
-            self.leaving, self.exit_code = True, stop.exit_code
+        if exit_code != SIGINT_CODE:
+            self.leaving, self.exit_code = True, exit_code
 
     def turn(self, text: str) -> None:
         """A prompt for the model."""
         result = self.agent.run(text)
         self.screen.end_line()
         if result.status == "cancelled":
-            self.screen.line("(cancelled)")
-            if result.exit_code != 130:
-                self.leaving, self.exit_code = True, result.exit_code
+            self.cancelled(result.exit_code)
 
     def shell(self, command: str) -> None:
         """`!cmd`: run a command for the user; the model sees it with the next prompt."""
@@ -4375,8 +4405,9 @@ class Repl:
         try:
             code, _ = host.run(command, 3600, capture, show)
             end = f"[exit code {code}]"
-        except Interrupted:
+        except Stop as stop:
             end = "[interrupted]"
+            self.cancelled(stop.exit_code)
         self.screen.line(end)
         output = clip(capture.text())
         self.agent.notes.append(f"[the user ran: {command}]\n{output}\n{end}\n")
@@ -4576,20 +4607,12 @@ def ask_model_question(agent: Agent, text: str) -> str | None:
     return agent.ask(Question("answer", text, "")) if agent.ask else None
 
 
-class Stop(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: like Ctrl-C, and then the process ends with 128 + the signal."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.exit_code = 128 + number
-
-
 def install_signals() -> None:
     """SIGTERM and SIGHUP seal and save as Ctrl-C does."""
     import signal
 
     def stop(number: int, frame: Any) -> NoReturn:
-        raise Stop(number)
+        raise Stop(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
@@ -4609,8 +4632,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         report_failure(flags, str(error), error.exit_code)
         return error.exit_code
     except KeyboardInterrupt as stop:
-        report_failure(flags, "cancelled", getattr(stop, "exit_code", 130))
-        return int(getattr(stop, "exit_code", 130))
+        report_failure(flags, "cancelled", exit_code_of(stop))
+        return exit_code_of(stop)
     except Exception as error:
         where = save_crash(error)
         report_failure(flags, f"internal error: {error!r}; {where}", 1)

@@ -201,8 +201,10 @@ def interrupt_at_random(screen, server, workspace: Path, count: int) -> None:
     print(f"KILL_SEED={seed}")
     chance = random.Random(seed)
     for _ in range(count):
+        before = len(server.requests)
         ask(screen, "go")
-        time.sleep(chance.uniform(0, 0.4))
+        until(lambda before=before: len(server.requests) > before)
+        time.sleep(chance.uniform(0, 0.3))
         screen.interrupt()
     ask(screen, "ping")
     screen.expect("PONG")
