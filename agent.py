@@ -833,7 +833,10 @@ def hold(path: Path) -> int | None:
     """Take the lock of a session: a descriptor, or None when another process holds it."""
     import fcntl
 
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise SessionError(f"can not lock {path}: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -1027,7 +1030,11 @@ def fork_session(source: Session | SessionEntry, folder: Path, now: float) -> Se
 
 
 class ProviderError(AgentError):
-    """The server said no; trying again will not help."""
+    """The server said no; trying again will not help. `status` is HTTP's, 0 without an answer."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class KeyRefused(ProviderError):
@@ -1319,13 +1326,13 @@ def classify(status: int, body: Any, after: float | None) -> Exception:
     message, code = error_text(body)
     words = message or f"HTTP {status}"
     if OVERFLOW.search(f"{code} {message}"):
-        return ContextOverflow(f"the request is larger than the model's window: {words}")
+        return ContextOverflow(f"the request is larger than the model's window: {words}", status)
     if status in (401, 403):
-        return KeyRefused(f"the key was refused ({status}): {words}")
+        return KeyRefused(f"the key was refused ({status}): {words}", status)
     worth = status in (408, 409, 429) or status >= 500
     if worth and code not in FATAL_CODES and "CERTIFICATE_VERIFY_FAILED" not in message:
         return Transient(f"{status}: {words}", after)
-    return ProviderError(f"the server refused the request ({status}): {words}")
+    return ProviderError(f"the server refused the request ({status}): {words}", status)
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
@@ -1485,7 +1492,7 @@ class Client:
             try:
                 return self._attempt(self.body(transcript, tools), offered)
             except ProviderError as error:
-                if adapted or not self._adapt(str(error)):
+                if adapted or error.status != 400 or not self._adapt(str(error)):
                     raise
                 adapted = True
             except Transient as failure:
@@ -1494,7 +1501,7 @@ class Client:
 
     def _adapt(self, message: str) -> bool:
         for change, pattern in ADAPTATIONS:
-            if change not in self.learned and "(400)" in message and pattern.search(message):
+            if change not in self.learned and pattern.search(message):
                 self.learned.add(change)
                 self.forget_projection()
                 self.emit("notice", level="info", text=f"the server refused a field: {change}")
@@ -2286,28 +2293,36 @@ class CommandHost:
         self, command: str, timeout: float, capture: Capture, on_output: Callable[[bytes], None]
     ) -> tuple[int | None, list[int]]:
         """Run a command to its end: (exit code or None after a timeout, pids left running)."""
-        import socket
-
-        self.start()
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
-        self.number += 1
-        argv = [shell_path(), "-c", command]
-        request = {"run": argv, "cwd": str(self.root), "n": self.number}
         try:
-            socket.send_fds(self.channel, [encode(request).encode("utf-8") + b"\n"], [writer])
-            os.close(writer)
+            self._send(command, writer)
             answer = self._follow(reader, timeout, capture, on_output)
+            if answer is None:
+                self._end(reader, capture)
         except KeyboardInterrupt as error:
             self._end(reader, capture)
+            self._drain(reader, capture, on_output, keep=False)
             raise Stop(exit_code_of(error), capture.text()) from error
-        except OSError as error:
-            raise ToolError(f"the command host failed: {error}") from error
-        if answer is None:
-            self._end(reader, capture)
-            return None, []
-        self._drain(reader, capture, on_output, keep=bool(answer["left"]))
-        return int(answer["exit"]), list(answer["left"])
+        except (OSError, ToolError) as error:
+            os.close(reader)
+            raise ToolError(f"the command host failed, and the command: {error}") from error
+        left = list(answer["left"]) if answer else []
+        self._drain(reader, capture, on_output, keep=bool(left))
+        return (int(answer["exit"]) if answer else None), left
+
+    def _send(self, command: str, writer: int) -> None:
+        """Hand a command to the host, with the pipe for its output."""
+        import socket
+
+        try:
+            self.start()
+            self.number += 1
+            argv = [shell_path(), "-c", command]
+            request = {"run": argv, "cwd": str(self.root), "n": self.number}
+            socket.send_fds(self.channel, [encode(request).encode("utf-8") + b"\n"], [writer])
+        finally:
+            os.close(writer)
 
     def _follow(
         self,
@@ -2342,18 +2357,20 @@ class CommandHost:
             piece = self.channel.recv(65536)
             if not piece:
                 self.close()
-                raise ToolError("the command host was ended from outside; the command with it")
+                raise ToolError("it was ended from outside")
             raw += piece
         return dict(json.loads(raw))
 
     def _end(self, reader: int, capture: Capture) -> None:
-        """End everything the running command started; its last words are kept."""
-        for number in (15, 9):
-            self.channel.sendall(encode({"end": number}).encode() + b"\n")
-            if self._follow(reader, END_SECONDS, capture, lambda data: None) is not None:
-                break
-        self.channel.sendall(encode({"end": 9}).encode() + b"\n")
-        self._drain(reader, capture, lambda data: None, keep=False)
+        """End everything the running command started, politely first; its last words are kept."""
+        try:
+            for number in (15, 9):
+                self.channel.sendall(encode({"end": number}).encode() + b"\n")
+                if self._follow(reader, END_SECONDS, capture, lambda data: None) is not None:
+                    break
+            self.channel.sendall(encode({"end": 9}).encode() + b"\n")
+        except (OSError, ToolError, AttributeError):  # the host is gone
+            self.close()
 
     def _drain(
         self, reader: int, capture: Capture, on_output: Callable[[bytes], None], *, keep: bool
@@ -3680,6 +3697,7 @@ class Agent:
         result.turns, result.usage, result.denied = self.turns, self.usage, self.denied
         result.ms = round((time.monotonic() - began) * 1000)
         result.session_id = self.session.id if self.session.path else ""
+        self.emit("result", **dataclasses.asdict(result))
         return result
 
     def seal(self) -> None:
@@ -4257,7 +4275,9 @@ class Person:
             text = f"{question.name}: {text}" if "\n" not in text.strip() else text.rstrip("\n")
         reason = f" ({question.reason})" if question.reason else ""
         end = "? [y/n] " if question.kind == "approve" else "\n? "
-        body = f"{text}\nrun this{reason}" if question.name else text.rstrip("?")
+        body = f"{text}\nrun this{reason}" if question.name else text
+        if question.kind == "approve":
+            body = body.rstrip("?")
         self.screen.end_line()
         self.screen.write(self.screen.err, body + end)
         answer = self.read_line()
@@ -4530,12 +4550,14 @@ def build_agent(
     shell = ShellTools(workspace, report)
     agent = Agent(settings, client, workspace, emit=report, ask=ask)
     agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
-    if session is None:
-        session = new_session(session_folder(settings, root, report), {}, time.time())
+    session, trouble = (session, "") if session else begin_session(settings, root)
     defaults = {"title": "", "usage": {}, "files": {}}
     session.header.update({k: v for k, v in defaults.items() if k not in session.header})
     session.header.update(root=str(root), model=client.model, base_url=client.endpoint)
     agent.use_session(session)
+    report("init", **init_event(agent))
+    if trouble:
+        report("notice", level="warning", text=trouble)
     return agent
 
 
@@ -4574,15 +4596,15 @@ def workspace_root(settings: Settings) -> Path:
     return root
 
 
-def session_folder(settings: Settings, root: Path, emit: Emit) -> Path | None:
-    """Where sessions are kept; None, with a notice, when they can not be."""
-    if not settings.save_session:
-        return None
-    try:
-        return state_folder(root) / "sessions"
-    except SessionError as error:
-        emit("notice", level="warning", text=f"{error}; this session is not kept")
-        return None
+def begin_session(settings: Settings, root: Path) -> tuple[Session, str]:
+    """A new session; when it can not be kept, one in memory and the reason why."""
+    trouble = ""
+    if settings.save_session:
+        try:
+            return new_session(state_folder(root) / "sessions", {}, time.time()), ""
+        except SessionError as error:
+            trouble = f"{error}; this session is not kept"
+    return new_session(None, {}, time.time()), trouble
 
 
 def choose_tools(
@@ -4699,19 +4721,25 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     there = there and flags.output_format == "text"
     settings = find_endpoint(settings, screen, search=sys.stdin.isatty() and sys.stderr.isatty())
     person = Person(screen, sys.stdin, root / ".agent" / "history")
-    if flags.output_format == "text":
-        emit = screen.emit
-    else:
-        emit = JsonScreen(sys.stdout, only_result=flags.output_format == "json").emit
+    emit = screen.emit
+    if flags.output_format != "text":
+        screen.streams = False
+        machine = JsonScreen(sys.stdout, only_result=flags.output_format == "json")
+        emit = functools.partial(emit_both, machine, screen)
     session = choose_session(settings, flags, root, screen)
     agent = build_agent(settings, emit=emit, ask=person.ask if there else None, session=session)
     try:
-        emit("init", **init_event(agent))
         if one_shot:
             return run_once(agent, prompt, screen, flags.output_format)
         return run_repl(agent, person)
     finally:
         agent.close()
+
+
+def emit_both(machine: JsonScreen, screen: Screen, kind: str, **data: Any) -> None:
+    """An event for the program that reads stdout, and for whoever reads stderr."""
+    machine.emit(kind, **data)
+    screen.emit(kind, **data)
 
 
 def init_event(agent: Agent | None) -> dict[str, Any]:
@@ -4816,9 +4844,7 @@ def run_once(agent: Agent, prompt: str, screen: Screen, output_format: str) -> i
     """One prompt: the answer on stdout, everything else on stderr; returns the exit code."""
     result = agent.run(prompt)
     screen.end_line()
-    if output_format != "text":
-        agent.emit("result", **dataclasses.asdict(result))
-    elif result.text and not screen.streams:
+    if output_format == "text" and result.text and not screen.streams:
         screen.write(sys.stdout, clean(result.text) + "\n")
     for row in result.denied:
         show_refusal(row, screen)
@@ -4849,53 +4875,7 @@ def run_repl(agent: Agent, person: Person) -> int:
 
 # -- the demo -----------------------------------------------------------------
 
-DEMO_FILES = {
-    "stats.py": '''\
-"""Small statistics."""
-
-
-def moving_average(values, width):
-    """The mean of each window of `width` neighbours."""
-    return [sum(values[i : i + width]) / width for i in range(len(values) - width)]
-''',
-    "test_stats.py": """\
-import unittest
-
-from stats import moving_average
-
-
-class MovingAverage(unittest.TestCase):
-    def test_every_window_counts(self):
-        self.assertEqual(moving_average([1, 2, 3, 4], 2), [1.5, 2.5, 3.5])
-
-
-if __name__ == "__main__":
-    unittest.main()
-""",
-}
 DEMO_PROMPT = "The test fails. Find out why, fix it, and show that it passes."
-
-
-def demo_script(test: str) -> list[Any]:
-    """What the scripted model does: a rate limit first, then the work."""
-    old, new = "range(len(values) - width)]", "range(len(values) - width + 1)]"
-    return [
-        {
-            "status": 429,
-            "headers": {"Retry-After": "1"},
-            "body": {"error": {"message": "slow down"}},
-        },
-        {"text": "I look at the project first.", "call": "list_files", "arguments": {}},
-        {"text": "Now the failing test.", "call": "bash", "arguments": {"command": test}},
-        {"call": "read_file", "arguments": {"path": "stats.py"}},
-        {
-            "text": "The last window is left out: the range ends one too early.",
-            "call": "edit_file",
-            "arguments": {"path": "stats.py", "old": old, "new": new},
-        },
-        {"text": "Again the test.", "call": "bash", "arguments": {"command": test}},
-        "Fixed: the range ended one window too early (stats.py, line 6). The test passes now.",
-    ]
 
 
 def run_demo(settings: Settings, *, keep: bool) -> int:
@@ -4905,7 +4885,7 @@ def run_demo(settings: Settings, *, keep: bool) -> int:
     import subprocess
     import tempfile
 
-    from flaky_server import FlakyServer
+    from flaky_server import DEMO_FILES, FlakyServer, demo_script
 
     folder = Path(tempfile.mkdtemp(prefix="agent-demo-"))
     screen = Screen(sys.stdout, sys.stdout)

@@ -948,6 +948,56 @@ FAULTS: dict[str, Callable[[Fault], Actions]] = {
 }
 
 
+# The demo of the agent: a small project with a bug, and a model that finds it.
+
+DEMO_FILES = {
+    "stats.py": '''\
+"""Small statistics."""
+
+
+def moving_average(values, width):
+    """The mean of each window of `width` neighbours."""
+    return [sum(values[i : i + width]) / width for i in range(len(values) - width)]
+''',
+    "test_stats.py": """\
+import unittest
+
+from stats import moving_average
+
+
+class MovingAverage(unittest.TestCase):
+    def test_every_window_counts(self):
+        self.assertEqual(moving_average([1, 2, 3, 4], 2), [1.5, 2.5, 3.5])
+
+
+if __name__ == "__main__":
+    unittest.main()
+""",
+}
+
+
+def demo_script(test: str) -> list[Any]:
+    """What the scripted model does: a rate limit first, then the work."""
+    old, new = "range(len(values) - width)]", "range(len(values) - width + 1)]"
+    return [
+        {
+            "status": 429,
+            "headers": {"Retry-After": "1"},
+            "body": {"error": {"message": "slow down"}},
+        },
+        {"text": "I look at the project first.", "call": "list_files", "arguments": {}},
+        {"text": "Now the failing test.", "call": "bash", "arguments": {"command": test}},
+        {"call": "read_file", "arguments": {"path": "stats.py"}},
+        {
+            "text": "The last window is left out: the range ends one too early.",
+            "call": "edit_file",
+            "arguments": {"path": "stats.py", "old": old, "new": new},
+        },
+        {"text": "Again the test.", "call": "bash", "arguments": {"command": test}},
+        "Fixed: the range ended one window too early (stats.py, line 6). The test passes now.",
+    ]
+
+
 # == 4. Server ================================================================
 
 STEP_KINDS = {"text", "call", "calls", "reasoning", "status", "raw", "fault"}

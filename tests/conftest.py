@@ -345,6 +345,13 @@ class Terminal:
         """Wait for a permission question and return what was written before it."""
         return self.match(QUESTION, timeout)
 
+    def settle(self, timeout: float = 20) -> None:
+        """Wait until nothing more comes and the input prompt is the last thing on the screen."""
+        deadline = time.monotonic() + timeout
+        while self.read(0.25) or not PROMPT.search(self.text):
+            assert time.monotonic() < deadline, f"no prompt; the screen:\n{self.text}"
+        self.seen = len(self.text)
+
     def send(self, text: str) -> None:
         """Type the text; Enter is a carriage return."""
         os.write(self.master, text.encode())

@@ -200,13 +200,15 @@ def interrupt_at_random(screen, server, workspace: Path, count: int) -> None:
     seed = int(os.environ.get("KILL_SEED", random.randrange(1_000_000)))
     print(f"KILL_SEED={seed}")
     chance = random.Random(seed)
+    screen.prompt()
     for _ in range(count):
         before = len(server.requests)
-        ask(screen, "go")
+        screen.send("go\r")
         until(lambda before=before: len(server.requests) > before)
         time.sleep(chance.uniform(0, 0.3))
         screen.interrupt()
-    ask(screen, "ping")
+        screen.settle()  # The turn may have been over: then there are two prompts.
+    screen.send("ping\r")
     screen.expect("PONG")
     leave(screen)
     effects = (workspace / "effects.txt").read_text().split()

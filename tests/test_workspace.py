@@ -1,0 +1,731 @@
+"""Section 5, the workspace: paths that stay inside, changes that keep every other byte, commands.
+
+Every file is real and lies in `tmp_path / "ws"`; `tmp_path / "out"` is what must not be reached.
+"""
+
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from agent import (
+    KEY_NAMES,
+    PROVIDERS,
+    Capture,
+    Change,
+    FileTools,
+    ToolError,
+    Workspace,
+    codec_of,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+quick = settings(max_examples=80, deadline=None, database=None)
+thorough = settings(max_examples=3000, deadline=None, database=None)
+ENVIRON = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Workspace]:
+    """A workspace with a home inside it, beside a folder that is outside."""
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "secret").write_text("secret")
+    made = Workspace(tmp_path / "ws", {**ENVIRON, "HOME": str(tmp_path / "out")})
+    yield made
+    made.host.close()
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> object:
+    """Wait until the condition holds and return what it says."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
+        time.sleep(0.01)
+    return value
+
+
+# -- paths
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.txt", "a.txt"),
+        ("./sub/../a.txt", "a.txt"),
+        ("new/deep/file", "new/deep/file"),
+        (".", "."),
+        ("inside", "a.txt"),
+        ("folder/b.txt", "sub/b.txt"),
+        ("..a", "..a"),
+        ("a b\n.txt", "a b\n.txt"),
+    ],
+)
+def test_a_path_inside_is_resolved(workspace: Workspace, text: str, expected: str) -> None:
+    root = workspace.root
+    (root / "sub").mkdir()
+    (root / "a.txt").touch()
+    (root / "inside").symlink_to("a.txt")
+    (root / "folder").symlink_to(root / "sub")
+    assert workspace.safe_path(text) == root / expected
+    assert workspace.safe_path(str(root / text)) == root / expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "..",
+        "../out/secret",
+        "../ws-evil/s",
+        "{tmp}/ws-evil/s",
+        "{tmp}/out/secret",
+        "sub/../../out/secret",
+        "/etc/passwd",
+        "/",
+        "/proc/self/environ",
+        "/proc/self/root/etc/passwd",
+        "/dev/fd/0",
+        "~",
+        "~/secret",
+        "a\0b",
+        "",
+        "link",
+        "folder/secret",
+        "folder/new",
+        "hop",
+        "loop/x",
+        "x" * 5000,
+    ],
+)
+def test_a_path_that_leads_out_or_nowhere_is_refused(workspace: Workspace, text: str) -> None:
+    root, tmp = workspace.root, workspace.root.parent
+    (tmp / "ws-evil").mkdir()
+    (tmp / "ws-evil" / "s").write_text("secret")
+    (root / "link").symlink_to(tmp / "out" / "secret")
+    (root / "folder").symlink_to(tmp / "out")
+    (root / "hop").symlink_to("link")
+    (root / "loop").symlink_to("loop")
+    with pytest.raises(ToolError):
+        workspace.read(workspace.safe_path(text.format(tmp=tmp)))
+
+
+def test_home_is_where_the_environment_says(tmp_path: Path) -> None:
+    made = Workspace(tmp_path, {"HOME": str(tmp_path / "home")})
+    assert made.safe_path("~/.profile") == tmp_path / "home" / ".profile"
+
+
+def test_a_workspace_that_is_reached_by_a_link_is_the_same_place(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    made = Workspace(tmp_path / "link", {})
+    assert made.safe_path(str(tmp_path / "link" / "a")) == tmp_path / "real" / "a"
+
+
+# -- the one opener
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
+def make_device(path: Path) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero: it never ends
+    except PermissionError:
+        pytest.skip("making a device needs root")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        pytest.param(make_fifo, "named pipe", id="FIFO"),
+        pytest.param(make_socket, "", id="socket"),
+        pytest.param(make_device, "device", id="device"),
+        pytest.param(Path.mkdir, "folder", id="folder"),
+        pytest.param(lambda path: None, "does not exist", id="nothing"),
+    ],
+)
+def test_only_a_regular_file_is_opened(
+    workspace: Workspace, make: Callable[[Path], None], words: str
+) -> None:
+    make(workspace.root / "thing")
+    with pytest.raises(ToolError, match=rf"thing.*{words}"):
+        workspace.read(workspace.safe_path("thing"))
+
+
+def swap_folder(root: Path) -> None:
+    (root / "sub" / "f").unlink()
+    (root / "sub").rmdir()
+    (root / "sub").symlink_to(root.parent / "out")
+
+
+def swap_file(root: Path) -> None:
+    (root / "sub" / "f").unlink()
+    (root / "sub" / "f").symlink_to(root.parent / "out" / "f")
+
+
+@pytest.mark.parametrize("swap", [swap_folder, swap_file])
+def test_a_link_that_is_swapped_in_after_the_check_is_not_read_through(
+    workspace: Workspace, swap: Callable[[Path], None]
+) -> None:
+    (workspace.root / "sub").mkdir()
+    (workspace.root / "sub" / "f").write_text("mine")
+    (workspace.root.parent / "out" / "f").write_text("secret")
+    path = workspace.safe_path("sub/f")
+    swap(workspace.root)
+    with pytest.raises(ToolError):
+        workspace.read(path)
+
+
+@pytest.mark.parametrize("swap", [swap_folder, swap_file])
+def test_a_link_that_is_swapped_in_after_the_check_is_not_written_through(
+    workspace: Workspace, swap: Callable[[Path], None]
+) -> None:
+    outside = workspace.root.parent / "out" / "f"
+    (workspace.root / "sub").mkdir()
+    (workspace.root / "sub" / "f").write_text("mine")
+    outside.write_text("mine")  # the same bytes, so that only the opener can object
+    change = Change(workspace.safe_path("sub/f"), b"mine", b"changed", "edited")
+    swap(workspace.root)
+    with pytest.raises(ToolError):
+        workspace.apply(change)
+    assert outside.read_text() == "mine"
+
+
+def test_a_parent_that_becomes_a_link_does_not_get_new_files(workspace: Workspace) -> None:
+    path = workspace.safe_path("sub/new")
+    (workspace.root / "sub").symlink_to(workspace.root.parent / "out")
+    with pytest.raises(ToolError):
+        workspace.apply(Change(path, None, b"x", "created"))
+    assert not (workspace.root.parent / "out" / "new").exists()
+
+
+# -- changes
+
+
+def changed(workspace: Workspace, name: str, after: bytes) -> str:
+    """Make a change of a file that is planned from what it holds now."""
+    path = workspace.safe_path(name)
+    return workspace.apply(Change(path, workspace.read_if_there(path), after, "changed"))
+
+
+def test_a_new_file_gets_its_folders_and_the_mode_of_the_umask(workspace: Workspace) -> None:
+    before = os.umask(0o027)
+    try:
+        changed(workspace, "a/b/new.txt", b"text")
+    finally:
+        os.umask(before)
+    made = workspace.root / "a" / "b" / "new.txt"
+    assert made.read_bytes() == b"text"
+    assert stat.S_IMODE(made.stat().st_mode) == 0o640
+    assert [path.name for path in made.parent.iterdir()] == ["new.txt"]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o600, 0o444, 0o4711], ids=oct)
+def test_a_change_keeps_the_mode(workspace: Workspace, mode: int) -> None:
+    path = workspace.root / "s.sh"
+    path.write_text("old")
+    path.chmod(mode)
+    changed(workspace, "s.sh", b"new")
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("new", mode)
+
+
+def test_a_change_keeps_the_owner(workspace: Workspace) -> None:
+    path = workspace.root / "a"
+    path.write_text("old")
+    try:
+        os.chown(path, 12345, 23456)
+    except PermissionError:
+        pytest.skip("giving a file away needs root")
+    changed(workspace, "a", b"new")
+    assert (path.read_text(), path.stat().st_uid, path.stat().st_gid) == ("new", 12345, 23456)
+
+
+def test_a_change_through_a_link_changes_the_target_and_keeps_the_link(
+    workspace: Workspace,
+) -> None:
+    target, link = workspace.root / "target", workspace.root / "link"
+    target.write_text("old")
+    link.symlink_to("target")
+    changed(workspace, "link", b"new")
+    assert (os.readlink(link), target.read_text()) == ("target", "new")
+
+
+def test_a_change_of_a_file_with_two_names_changes_both(workspace: Workspace) -> None:
+    one, two = workspace.root / "one", workspace.root / "two"
+    one.write_text("a longer old text")
+    os.link(one, two)
+    assert "2" in changed(workspace, "one", b"new")
+    assert (one.read_text(), two.read_text()) == ("new", "new")
+    assert one.stat().st_ino == two.stat().st_ino
+
+
+def other_text(path: Path) -> None:
+    path.write_text("somebody else's")
+
+
+@pytest.mark.parametrize(
+    ("before", "meanwhile"),
+    [
+        pytest.param(b"planned from", other_text, id="changed"),
+        pytest.param(b"planned from", Path.unlink, id="removed"),
+        pytest.param(None, other_text, id="created"),
+    ],
+)
+def test_a_change_is_refused_when_the_file_is_no_longer_what_it_was_planned_from(
+    workspace: Workspace, before: bytes | None, meanwhile: Callable[[Path], None]
+) -> None:
+    path = workspace.root / "f"
+    if before is not None:
+        path.write_bytes(before)
+    change = Change(path, before, b"after", "edited f")
+    meanwhile(path)
+    now = path.read_bytes() if path.exists() else None
+    with pytest.raises(ToolError, match="f .*changed"):
+        workspace.apply(change)
+    assert (path.read_bytes() if path.exists() else None) == now
+
+
+SMALL_DISK = """
+import resource, sys
+from pathlib import Path
+from agent import Change, ToolError, Workspace
+workspace = Workspace(Path(sys.argv[1]), {})
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    workspace.apply(Change(workspace.root / "f", b"old", b"x" * 5000, "edited"))
+except ToolError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(workspace: Workspace) -> None:
+    (workspace.root / "f").write_text("old")
+    command = [sys.executable, "-c", SMALL_DISK, str(workspace.root)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
+    assert (done.stdout, done.stderr) == ("f: File too large\n", "")
+    assert [path.name for path in workspace.root.iterdir()] == ["f"]
+    assert (workspace.root / "f").read_text() == "old"
+
+
+# -- bytes
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param("grüße\n".encode(), id="UTF-8"),
+        pytest.param(b"\xef\xbb\xbfhello\n", id="BOM"),
+        pytest.param(b"caf\xe9\r\n", id="latin-1"),
+        pytest.param("設定=1\n".encode("shift-jis"), id="Shift-JIS"),
+        pytest.param("\ufeffhi é\n".encode("utf-16-le"), id="UTF-16 LE"),
+        pytest.param("\ufeffhi é\n".encode("utf-16-be"), id="UTF-16 BE"),
+        pytest.param(b"\xff\xfeodd", id="UTF-16 mark, odd length"),
+        pytest.param(b"\xff\xfe\x00\xd8", id="UTF-16 with half a pair"),
+        pytest.param(b"\xed\xa0\x80", id="a surrogate in UTF-8"),
+    ],
+)
+def test_the_codec_of_a_file_gives_its_bytes_back(data: bytes) -> None:
+    codec = codec_of(data)
+    assert codec.encode(codec.decode(data)) == data
+
+
+@quick
+@given(st.binary(max_size=200))
+def test_any_bytes_survive_being_text(data: bytes) -> None:
+    codec = codec_of(data)
+    assert codec.encode(codec.decode(data)) == data
+
+
+OLD, NEW = "<<OLD>>", "new"
+PIECE = st.one_of(
+    st.binary(max_size=30),
+    st.text(max_size=15).map(lambda text: text.encode()),
+    st.sampled_from([b"\r\n", b"\n", b"\r", b"\t", b"\xef\xbb\xbf", b"caf\xe9", b"a\r\nb\nc\r"]),
+)
+AROUND = st.lists(PIECE, max_size=6).map(b"".join)
+
+
+def check_outside_is_kept(folder: Path, before: bytes, after: bytes, old: str, new: str) -> None:
+    """Edit a file between two pieces; what the plan writes must keep both to the byte."""
+    data = before + old.encode() + after
+    assume(data.count(OLD.encode()) == 1 and b"\0" not in data)
+    assume(not data.startswith((b"\xff\xfe", b"\xfe\xff")))
+    (folder / "f").write_bytes(data)
+    plan = FileTools(Workspace(folder, {})).edit_file("f", old, new)
+    assert (plan.before, plan.after) == (data, before + new.encode() + after)
+
+
+@quick
+@given(AROUND, AROUND)
+def test_an_edit_never_changes_a_byte_outside(
+    tmp_path_factory: pytest.TempPathFactory, before: bytes, after: bytes
+) -> None:
+    check_outside_is_kept(tmp_path_factory.getbasetemp(), before, after, OLD, NEW)
+
+
+@pytest.mark.long
+@thorough
+@given(AROUND, AROUND)
+def test_an_edit_never_changes_a_byte_outside_thoroughly(
+    tmp_path_factory: pytest.TempPathFactory, before: bytes, after: bytes
+) -> None:
+    check_outside_is_kept(tmp_path_factory.getbasetemp(), before, after, OLD, NEW)
+
+
+ENDS = st.sampled_from(["\n", "\r\n"])
+LINES = st.lists(
+    st.tuples(st.text("abé \t\u2028\x0c", max_size=5), ENDS).map("".join), max_size=5
+).map("".join)
+
+
+@quick
+@given(before=LINES, after=LINES, ends=st.lists(ENDS, min_size=1, max_size=3))
+def test_an_edit_of_several_lines_takes_the_line_ends_of_what_it_replaces(
+    tmp_path_factory: pytest.TempPathFactory, before: str, after: str, ends: list[str]
+) -> None:
+    region = "".join(f"x{n}{end}" for n, end in enumerate(ends))
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "f").write_bytes(f"{before}{region}{after}".encode())
+    old, new = region.replace("\r\n", "\n"), "y\nz\n"
+    plan = FileTools(Workspace(folder, {})).edit_file("f", old, new)
+    head, tail = before.encode(), after.encode()
+    middle = plan.after[len(head) : len(plan.after) - len(tail)]
+    assert plan.after == head + middle + tail
+    assert middle.replace(b"\r\n", b"\n") == new.encode()
+    if len(set(ends)) == 1:
+        assert middle == new.replace("\n", ends[0]).encode()
+
+
+# -- commands
+
+
+def run(workspace: Workspace, command: str, timeout: float = 30.0) -> tuple[int | None, str]:
+    """Exit code and output of a command."""
+    capture = Capture(None)
+    code, _ = workspace.host.run(command, timeout, capture, lambda data: None)
+    capture.close()
+    return code, capture.text()
+
+
+def alive(tag: str) -> list[int]:
+    """Ids of the living processes with the tag in their command line."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if tag.encode() in (folder / "cmdline").read_bytes() and folder.name != "self":
+                found.append(int(folder.name))
+        except OSError:  # it ended meanwhile
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+@pytest.fixture
+def tag(tmp_path: Path) -> Iterator[str]:
+    """A word that marks processes; at the end of the test none is left that has it."""
+    word = f"tag-{os.getpid()}-{time.monotonic_ns()}"
+    yield word
+    left = alive(word)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def sleeper(tag: str) -> str:
+    """A command that sleeps for long under the name of the tag."""
+    return f"bash -c 'exec -a {tag} sleep 1000'"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        pytest.param("true", (0, ""), id="nothing"),
+        pytest.param("exit 3", (3, ""), id="exit code"),
+        pytest.param("false; echo last", (0, "last\n"), id="the last one counts"),
+        pytest.param("kill -9 $$", (-9, ""), id="signal"),
+        pytest.param("echo a; echo b >&2; echo c", (0, "a\nb\nc\n"), id="both streams in order"),
+        pytest.param("echo {a,b}; cat <(echo c)", (0, "a b\nc\n"), id="real bash B23"),
+        pytest.param("printf 'no end'", (0, "no end"), id="no newline at the end"),
+        pytest.param("printf 'a\\377b'", (0, "a\ufffdb"), id="no UTF-8 B25"),
+        pytest.param("printf 'a\\0b'", (0, "a\ufffdb"), id="NUL"),
+        pytest.param("printf '\\033[32mok\\033[0m\\033[?25l'", (0, "ok"), id="colours B24"),
+        pytest.param("printf '\\033]52;c;QQ==\\a\\033]0;x\\033\\\\ok'", (0, "ok"), id="OSC"),
+        pytest.param(
+            "printf '1%%\\r50%%\\r100%%\\ndone\\r\\n'", (0, "100%\ndone\n"), id="progress"
+        ),
+        pytest.param("head -c 3 /dev/zero | wc -c", (0, "3\n"), id="pipe"),
+    ],
+)
+def test_a_command_gives_its_exit_code_and_its_output(
+    workspace: Workspace, command: str, expected: tuple[int, str]
+) -> None:
+    assert run(workspace, command) == expected
+
+
+def test_a_command_that_is_not_there_says_so(workspace: Workspace) -> None:
+    code, text = run(workspace, "no-such-command")
+    assert code == 127
+    assert "no-such-command: command not found" in text
+
+
+def test_every_command_begins_in_the_root_and_with_fresh_variables(workspace: Workspace) -> None:
+    (workspace.root / "sub").mkdir()
+    assert run(workspace, "cd sub; export A=1; pwd") == (0, f"{workspace.root}/sub\n")
+    assert run(workspace, "pwd; echo $A") == (0, f"{workspace.root}\n\n")
+
+
+def test_a_very_long_command_runs(workspace: Workspace) -> None:
+    code, text = run(workspace, f"echo {'x' * 100_000}")
+    assert (code, len(text)) == (0, 100_001)
+
+
+def test_a_command_that_is_too_long_for_the_system_is_a_failure_and_not_the_end(
+    workspace: Workspace,
+) -> None:
+    code, text = run(workspace, f"echo {'x' * 300_000}")
+    assert (code, "too long" in text) == (127, True)
+    assert run(workspace, "echo on") == (0, "on\n")
+
+
+def test_a_command_has_no_terminal_and_no_input(workspace: Workspace) -> None:
+    command = "read x; echo $?; test -t 0; echo $?; (: </dev/tty) 2>/dev/null; echo $?; cat"
+    assert run(workspace, command) == (0, "1\n1\n1\n")
+
+
+def test_git_does_not_wait_for_an_editor_or_a_password(workspace: Workspace) -> None:
+    code, text = run(workspace, "echo $GIT_TERMINAL_PROMPT $PAGER $GIT_PAGER; $EDITOR x")
+    assert (code, text) == (1, "0 cat cat\n")
+
+
+def test_the_keys_of_the_agent_are_not_in_the_environment(tmp_path: Path) -> None:
+    names = {"AGENT_API_KEY", *(row.key_name for row in PROVIDERS.values() if row.key_name)}
+    environ = {**ENVIRON, **dict.fromkeys(names, "sk-secret-value"), "OTHER": "kept"}
+    made = Workspace(tmp_path, environ)
+    code, text = run(made, "env; tr '\\0' '\\n' </proc/$PPID/environ")
+    made.host.close()
+    assert names <= set(KEY_NAMES)
+    assert ("sk-secret-value" in text, text.count("OTHER=kept")) == (False, 2)
+
+
+def test_a_timeout_keeps_the_output_and_ends_the_whole_tree(workspace: Workspace, tag: str) -> None:
+    inner = sleeper(tag)
+    command = f"echo begun; ({inner} & {inner} & wait) & setsid {inner} & {inner}"
+    assert run(workspace, command, timeout=1) == (None, "begun\n")
+    assert until(lambda: not alive(tag))
+
+
+def test_a_timeout_ends_what_does_not_want_to_end(workspace: Workspace, tag: str) -> None:
+    loop = f"trap '' TERM INT HUP; echo begun; while :; do bash -c 'exec -a {tag} sleep 0.1'; done"
+    assert run(workspace, loop, timeout=1) == (None, "begun\n")
+    assert until(lambda: not alive(tag))
+
+
+def test_a_timeout_lets_the_command_say_its_last_words(workspace: Workspace) -> None:
+    command = "trap 'echo bye; exit' TERM; echo begun; while :; do sleep 0.05; done"
+    assert run(workspace, command, timeout=1) == (None, "begun\nbye\n")
+
+
+def test_the_command_after_a_timeout_is_not_disturbed(workspace: Workspace, tag: str) -> None:
+    run(workspace, f"(sleep 0.2; echo late) & {sleeper(tag)}", timeout=0.5)
+    assert run(workspace, "sleep 0.3; echo mine; exit 4") == (4, "mine\n")
+
+
+AGENT = """
+import signal, sys
+from pathlib import Path
+from agent import Capture, Workspace
+workspace = Workspace(Path(sys.argv[1]), {"PATH": sys.argv[3]})
+capture = Capture(None)
+try:
+    workspace.host.run(sys.argv[2], 1000, capture, lambda data: None)
+except KeyboardInterrupt as stop:
+    print("stopped:", getattr(stop, "output", None), flush=True)
+    code, left = workspace.host.run("echo next", 10, capture, lambda data: None)
+    print("next:", code, left, flush=True)
+workspace.host.close()
+"""
+
+
+@pytest.fixture
+def agent_process(workspace: Workspace) -> Iterator[Callable[[str], subprocess.Popen]]:
+    """Start a process that runs one command through the host; gone at the end of the test."""
+    started = []
+
+    def start(command: str) -> subprocess.Popen:
+        argv = [sys.executable, "-c", AGENT, str(workspace.root), command, os.environ["PATH"]]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(argv, env=environ, **pipes))
+        until((workspace.root / "begun").exists)
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_ctrl_c_keeps_the_output_ends_the_tree_and_leaves_the_host_of_use(
+    agent_process: Callable[[str], subprocess.Popen], tag: str
+) -> None:
+    inner = sleeper(tag)
+    process = agent_process(f"echo so far; setsid {inner} & {inner} & touch begun; wait")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (out, err) == ("stopped: so far\n\nnext: 0 []\n", "")
+    assert until(lambda: not alive(tag))
+
+
+def test_when_the_agent_is_killed_everything_ends(
+    agent_process: Callable[[str], subprocess.Popen], tag: str
+) -> None:
+    inner = sleeper(tag)
+    process = agent_process(f"setsid {inner} & ({inner} &) ; touch begun; {inner}")
+    until(lambda: len(alive(tag)) >= 3)
+    process.kill()
+    process.wait()
+    assert until(lambda: not alive(tag))
+
+
+def test_a_background_job_does_not_hold_the_call_and_lives_until_the_end(
+    workspace: Workspace, tag: str
+) -> None:
+    began = time.monotonic()
+    capture = Capture(None)
+    code, left = workspace.host.run(f"{sleeper(tag)} & echo hi", 60, capture, lambda data: None)
+    assert (code, capture.text(), len(left)) == (0, "hi\n", 1)
+    assert time.monotonic() - began < 30
+    assert until(lambda: alive(tag)) == left
+    assert run(workspace, f"kill -0 {left[0]}") == (0, "")
+    workspace.host.close()
+    assert alive(tag) == []
+
+
+def test_a_background_job_that_prints_on_does_not_block(workspace: Workspace) -> None:
+    job = "(for n in $(seq 20000); do echo 0123456789; done; touch ready) &"
+    assert run(workspace, job)[0] == 0
+    assert until((workspace.root / "ready").exists)
+
+
+def test_a_server_in_the_background_answers_the_next_command(workspace: Workspace) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    serve = f"{sys.executable} -m http.server {port} --bind 127.0.0.1 >log 2>&1 &"
+    code, _ = run(workspace, serve)
+    ask = f"until (: </dev/tcp/127.0.0.1/{port}) 2>/dev/null; do sleep 0.05; done; echo up"
+    assert (code, run(workspace, ask, timeout=20)) == (0, (0, "up\n"))
+
+
+def test_a_timeout_spares_the_background_jobs_of_earlier_commands(
+    workspace: Workspace, tag: str
+) -> None:
+    run(workspace, f"{sleeper(tag)} & true")
+    run(workspace, "sleep 1000", timeout=0.3)
+    assert len(alive(tag)) == 1
+    workspace.host.close()
+    assert alive(tag) == []
+
+
+@pytest.mark.parametrize("command", ["kill -9 $PPID", "kill -9 $PPID; sleep 1000"])
+def test_a_command_that_kills_its_host_is_an_error_and_the_next_one_works(
+    workspace: Workspace, command: str
+) -> None:
+    with pytest.raises(ToolError, match="ended"):
+        run(workspace, command)
+    assert run(workspace, "echo on") == (0, "on\n")
+
+
+def test_a_command_that_kills_its_whole_group_spares_the_agent(workspace: Workspace) -> None:
+    assert run(workspace, "kill -15 0; sleep 20")[0] == -15
+    assert run(workspace, "echo on") == (0, "on\n")
+
+
+def test_output_is_handed_on_while_the_command_runs(workspace: Workspace) -> None:
+    seen: list[bytes] = []
+
+    def take(data: bytes) -> None:
+        seen.append(data)
+        (workspace.root / "go").touch()
+
+    command = "echo one; until test -e go; do sleep 0.01; done; echo two"
+    code, _ = workspace.host.run(command, 20, Capture(None), take)
+    assert (code, seen[0], b"".join(seen)) == (0, b"one\n", b"one\ntwo\n")
+
+
+def flood(workspace: Workspace, command: str) -> tuple[Capture, int]:
+    """Run a command that prints much: the capture and the most memory that Python took."""
+    capture = Capture(workspace.root / "out" / "all.txt")
+    tracemalloc.start()
+    try:
+        workspace.host.run(command, 60, capture, lambda data: None)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    capture.close()
+    return capture, most
+
+
+@pytest.mark.parametrize(
+    "source", ["yes", "cat /dev/zero | tr '\\0' x"], ids=["lines", "no line end"]
+)
+def test_a_flood_keeps_memory_flat_and_the_file_whole(workspace: Workspace, source: str) -> None:
+    capture, most = flood(workspace, f"{source} | head -c 20000000; echo; echo END")
+    written = (workspace.root / "out" / "all.txt").read_bytes()
+    assert len(written) == capture.size == 20_000_005
+    assert written.endswith(b"\nEND\n") and capture.text().endswith("\nEND\n")
+    assert len(capture.text()) < 200_000
+    assert most < 5_000_000
+
+
+def test_what_is_not_shown_of_a_flood_is_counted(workspace: Workspace) -> None:
+    capture, _ = flood(workspace, "seq 1 100000")
+    whole = "".join(f"{n}\n" for n in range(1, 100_001))
+    head, gap, tail = re.split(r"\n\[\.\.\. (\d+) bytes not shown \.\.\.\]\n", capture.text())
+    assert whole.startswith(head) and whole.endswith(tail)
+    assert len(head) + int(gap) + len(tail) == len(whole)
+
+
+def test_the_output_file_is_private(workspace: Workspace) -> None:
+    flood(workspace, "seq 1 100000")
+    folder = workspace.root / "out"
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "all.txt")]
+    assert modes == [0o700, 0o600]
+
+
+def test_closing_twice_and_closing_unused_is_harmless(tmp_path: Path) -> None:
+    made = Workspace(tmp_path, ENVIRON)
+    made.host.close()
+    assert run(made, "echo hi") == (0, "hi\n")
+    made.host.close()
+    made.host.close()
+
+
+def test_a_closed_host_starts_again_when_it_is_needed(workspace: Workspace) -> None:
+    run(workspace, "true")
+    workspace.host.close()
+    assert run(workspace, "echo again") == (0, "again\n")
+
+
+def test_nothing_of_the_host_is_left_after_closing(workspace: Workspace, tag: str) -> None:
+    held: list[Any] = run(workspace, f"echo $PPID; (setsid {sleeper(tag)} &)")[1].split()
+    workspace.host.close()
+    assert not Path(f"/proc/{held[0]}").exists()
+    assert alive(tag) == []
