@@ -4274,10 +4274,8 @@ class Person:
         if question.name:
             text = f"{question.name}: {text}" if "\n" not in text.strip() else text.rstrip("\n")
         reason = f" ({question.reason})" if question.reason else ""
-        end = "? [y/n] " if question.kind == "approve" else "\n? "
-        body = f"{text}\nrun this{reason}" if question.name else text
-        if question.kind == "approve":
-            body = body.rstrip("?")
+        body = f"{text}\nrun this{reason}" if question.name else text.rstrip("? \n")
+        end = "? [y/n] " if question.kind == "approve" else "? "
         self.screen.end_line()
         self.screen.write(self.screen.err, body + end)
         answer = self.read_line()

@@ -39,10 +39,14 @@ SYSTEM = {"role": "system", "content": "be brief"}
 NOT_RUN = "not run"
 INTERRUPTED = "interrupted: this may have run in part"
 CANCELLED = "cancelled by the user before it ran"
-QUICK = settings(max_examples=150, deadline=None, database=None)
-LONG = settings(
-    max_examples=5000, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+PLAIN = settings(
+    deadline=None,
+    database=None,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
 )
+QUICK = settings(PLAIN, max_examples=150)
+LONG = settings(PLAIN, max_examples=5000)
 
 
 def user(text: Any = "go") -> dict:
@@ -183,7 +187,6 @@ BROKEN = [
     pytest.param(
         [SYSTEM, user(), asks({"id": "a", "type": "function"}), result("a")], "T4", id="no function"
     ),
-    pytest.param([SYSTEM, {**user(), "tool_calls": [call("a")]}], "T4", id="a prompt with calls"),
     pytest.param([SYSTEM, user([{"type": "text", "text": "x"}])], "T4", id="a list of parts"),
     pytest.param([SYSTEM, user(), says("")], "T5", id="empty reply"),
     pytest.param([SYSTEM, user(), says(None)], "T5", id="reply of null"),
@@ -197,12 +200,12 @@ BROKEN = [
     ),
     pytest.param(
         [SYSTEM, user(), asks(call("a", '{"x":"\\ud83d"}')), result("a")],
-        "T9",
+        "T4 T9",
         id="escaped lone surrogate in arguments",
     ),
     pytest.param(
         [SYSTEM, user(), asks(call("a", '{"x":"\\u0000"}')), result("a")],
-        "T9",
+        "T4 T9",
         id="escaped NUL in arguments",
     ),
 ]
@@ -213,10 +216,10 @@ def test_a_valid_list_has_no_problems_and_the_server_takes_it(messages):
     assert (problems(messages), refused(messages)) == ([], [])
 
 
-@pytest.mark.parametrize("messages, invariant_name", BROKEN)
-def test_a_broken_list_has_a_problem_named_after_its_invariant(messages, invariant_name):
+@pytest.mark.parametrize("messages, invariants", BROKEN)
+def test_a_broken_list_has_a_problem_named_after_its_invariant(messages, invariants):
     names = {problem.split(":")[0] for problem in problems(messages)}
-    assert invariant_name in names
+    assert names & set(invariants.split())
 
 
 @pytest.mark.parametrize("garbage", [None, 7, "text", [], ["x"], True], ids=repr)
@@ -292,11 +295,6 @@ HEALED = [
         [SYSTEM, user("caf\udce9 \ud83d\ude00 a\0b"), says("x")],
         [SYSTEM, user("caf\ufffd \U0001f600 a\ufffdb"), says("x")],
         id="surrogates and NUL",
-    ),
-    pytest.param(
-        [SYSTEM, {**user("x"), "tool_calls": [call("a")]}, says("y")],
-        [SYSTEM, user("x"), says("y")],
-        id="a prompt with calls",
     ),
 ]
 
@@ -1001,19 +999,13 @@ class Life(RuleBasedStateMachine):
 
 
 def test_any_life_of_a_session_leaves_it_valid(tmp_path):
-    counts = settings(max_examples=40, stateful_step_count=30, deadline=None, database=None)
+    counts = settings(PLAIN, max_examples=40, stateful_step_count=30)
     run_state_machine_as_test(lambda: Life(tmp_path), settings=counts)
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.long
 def test_any_life_of_a_session_leaves_it_valid_long(tmp_path):
-    counts = settings(
-        max_examples=800,
-        stateful_step_count=60,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    counts = settings(PLAIN, max_examples=800, stateful_step_count=60)
     run_state_machine_as_test(lambda: Life(tmp_path), settings=counts)
     assert os.listdir(tmp_path) == []
