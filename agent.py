@@ -471,15 +471,16 @@ def read_json_object(raw: Any) -> tuple[dict[str, Any], str]:
         return {}, ""
     value = raw
     for _ in range(3):
-        if isinstance(value, dict):
-            return clean_all(value), ""
-        if not isinstance(value, str):
-            break
-        text = value.strip()
-        fence = re.fullmatch(r"```\w*\n(.*?)\n?```", text, re.DOTALL)
         try:
-            value = json.loads(fence[1] if fence else text, strict=False)
-        except ValueError as error:
+            if isinstance(value, dict):
+                return dict(clean_all(json.loads(json.dumps(value, allow_nan=False)))), ""
+            if not isinstance(value, str):
+                break
+            text = value.strip()
+            fence = re.fullmatch(r"```\w*\n(.*?)\n?```", text, re.DOTALL)
+            source = fence[1] if fence else text
+            value = json.loads(source, strict=False, parse_constant=no_constant)
+        except (ValueError, RecursionError) as error:
             return {}, str(error)
     return {}, f"an object was expected, not {type(value).__name__}"
 
@@ -506,10 +507,10 @@ def result_message(call_id: str, text: str) -> Message:
 def normalise_reply(reply: Message, taken: set[str]) -> tuple[Message, list[Call]]:
     """T4: a reply as it is stored, and its calls. `taken` holds the session's ids and grows."""
     stored: Message = {**clean_all(reply), "role": "assistant"}
-    stored.setdefault("content", None)
     calls, wire = [], []
     for item in calls_of(stored):
-        function = dict(item.get("function") or {})
+        given = item.get("function")
+        function = dict(given) if isinstance(given, dict) else {}
         raw = function.get("arguments")
         arguments, error = read_json_object(raw)
         if error:
@@ -529,13 +530,18 @@ def normalise_reply(reply: Message, taken: set[str]) -> tuple[Message, list[Call
     return stored, calls
 
 
+def no_constant(name: str) -> NoReturn:
+    """NaN and Infinity are no JSON, though Python reads and writes them."""
+    raise ValueError(f"{name} is not JSON")
+
+
 def strict_object(text: Any) -> dict[str, Any] | None:
-    """What a strict parser reads from this string, when that is an object."""
+    """What a strict parser reads from this string, when that is an object of valid text."""
     try:
-        value = json.loads(text) if isinstance(text, str) else None
-    except ValueError:
+        value = json.loads(text, parse_constant=no_constant) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and clean_all(value) == value else None
 
 
 class Transcript:
@@ -564,7 +570,7 @@ class Transcript:
     def add_reply(self, reply: Message) -> list[Call]:
         """Append a reply and a sealed result for each of its calls, in one step (T2)."""
         stored, calls = normalise_reply(reply, self.call_ids)
-        if not stored["content"] and not calls:
+        if not stored.get("content") and not calls:
             raise ValueError("a reply without content and without calls is not stored (T5)")
         self.waiting = [call.id for call in calls]
         self.messages += [stored, *(result_message(call.id, NOT_RUN) for call in calls)]
@@ -632,11 +638,13 @@ def problems(messages: Sequence[Message]) -> list[str]:
     found: list[str] = []
     seen: set[str] = set()
     expected: list[Any] = []
-    if not messages or messages[0].get("role") != "system":
+    if not messages or role_of(messages[0]) != "system":
         found.append("T1: the first message is not a system message")
     for at, message in enumerate(messages):
-        role = message.get("role")
-        if role == "tool":
+        if not isinstance(message, dict):
+            found.append(f"T1: message {at} is no object")
+            continue
+        if role_of(message) == "tool":
             if not expected or message.get("tool_call_id") != expected[0]:
                 found.append(f"T3: message {at} answers no open call, or out of order")
             else:
@@ -647,10 +655,15 @@ def problems(messages: Sequence[Message]) -> list[str]:
         found += [f"{problem} in message {at}" for problem in shape_problems(message, at)]
         for call in calls_of(message):
             found += [f"{problem} in message {at}" for problem in call_problems(call, seen)]
-            expected.append(call.get("id"))
+            expected.append(call.get("id") if isinstance(call, dict) else None)
     if expected:
         found.append(f"T2: the calls {expected} have no results")
     return found
+
+
+def role_of(message: Any) -> Any:
+    """The role of a message, None when it is no message."""
+    return message.get("role") if isinstance(message, dict) else None
 
 
 def shape_problems(message: Message, at: int) -> list[str]:
@@ -675,9 +688,11 @@ def shape_problems(message: Message, at: int) -> list[str]:
     return found
 
 
-def call_problems(call: Message, seen: set[str]) -> list[str]:
+def call_problems(call: Any, seen: set[str]) -> list[str]:
     """T4 for one call; `seen` holds the ids before it and grows."""
     found = []
+    if not isinstance(call, dict):
+        return ["T4: a call that is no object"]
     call_id, function = call.get("id"), call.get("function")
     if not isinstance(call_id, str) or not call_id:
         found.append("T4: a call without an id")
@@ -749,14 +764,15 @@ def well_formed_calls(message: Message) -> list[Message]:
 def heal_reply(message: Message, taken: set[str], texts: Sequence[str | None]) -> list[Message]:
     """One assistant message with its results behind it; [] when nothing is left of it."""
     items = well_formed_calls(message)
-    content = message.get("content")
-    text = content if content is None or isinstance(content, str) else text_of(content)
-    stored, calls = normalise_reply({**message, "content": text, "tool_calls": items}, taken)
+    healed = {**message, "tool_calls": items}
+    if not isinstance(healed.get("content", ""), str | None):
+        healed["content"] = text_of(healed["content"])
+    stored, calls = normalise_reply(healed, taken)
     answers = []
     for number, call in enumerate(calls):
         known = texts[number]
         answers.append(result_message(call.id, LOST if known is None else known))
-    return [stored, *answers] if stored["content"] or calls else []
+    return [stored, *answers] if stored.get("content") or calls else []
 
 
 def text_of(content: Any) -> str:
@@ -1077,7 +1093,10 @@ def read_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     for chunk in chunks:
         if after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
-        after_cr = chunk.endswith(b"\r") or (after_cr and not chunk)
+        if not chunk:
+            after_cr = False
+            continue
+        after_cr = chunk.endswith(b"\r")
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, rest = (rest + chunk).split(b"\n")
@@ -1186,7 +1205,7 @@ class Resolver:
         self.offered = offered
         self.slots: list[Slot] = []
         self.by_index: dict[int, Slot] = {}
-        self.texts: list[str] = []
+        self.texts: dict[int, list[str]] = {}  # by choice: several choices are joined
         self.extras: dict[str, str] = {}
         self.usage: dict[str, int] = {}
         self.finish = ""
@@ -1201,14 +1220,15 @@ class Resolver:
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or choice.get("message") or {}
             content, inner = split_content(delta.get("content"))
-            text += content or text_of(delta.get("refusal"))
+            content = content or text_of(delta.get("refusal"))
+            self.texts.setdefault(choice.get("index") or 0, []).append(content)
+            text += content
             thought += inner + self._reasoning(delta)
             for item in delta.get("tool_calls") or ():
                 self._slot(item).add(item, self.offered)
             if delta.get("function_call"):
                 self._slot({"index": 0}).add({"function": delta["function_call"]}, self.offered)
             self.finish = str(choice.get("finish_reason") or self.finish)
-        self.texts.append(text)
         return text, thought
 
     def _reasoning(self, delta: Mapping[str, Any]) -> str:
@@ -1253,7 +1273,8 @@ class Resolver:
                 call_id = "" if number else slot.id
                 call = {"id": call_id, "type": "function", "function": function}
                 calls.append({**slot.extras, **call})
-        text = "".join(self.texts)
+        choices = ("".join(self.texts[index]) for index in sorted(self.texts))
+        text = "\n\n".join(choice for choice in choices if choice)
         if not self.done and not self.finish:
             raise Transient("the stream ended before the reply did")
         message: Message = {"role": "assistant", "content": text or None, **self.extras}
@@ -1375,6 +1396,9 @@ def is_local(url: str) -> bool:
         return "." not in host or host.endswith((".local", ".lan", ".internal", ".localhost"))
 
 
+ROLE_KEYS = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}
+
+
 def project(message: Message, origin: tuple[str, str], learned: Iterable[str] = ()) -> Message:
     """A stored message as this endpoint takes it; the same object when nothing differs.
 
@@ -1382,14 +1406,16 @@ def project(message: Message, origin: tuple[str, str], learned: Iterable[str] = 
     """
     private = message.get("_") or {}
     at_home = (private.get("endpoint"), private.get("model")) == origin
-    keep = ["role", "content", "tool_calls", "tool_call_id"]
-    if at_home and "no_reasoning" not in learned:
+    keep = ["role", "content", *ROLE_KEYS.get(message["role"], ())]
+    if message["role"] == "assistant" and at_home and "no_reasoning" not in learned:
         keep += ["reasoning_content", "reasoning"]
     sent = {key: message[key] for key in message if key in keep}
     if sent.get("tool_calls"):
         sent["content"] = sent.get("content") or None
         sent["tool_calls"] = [project_call(call, at_home) for call in sent["tool_calls"]]
-    elif sent.get("role") == "tool":
+    else:
+        sent.pop("tool_calls", None)
+    if sent.get("role") == "tool":
         sent["content"] = sent["content"] or "(no output)"
     return message if sent == message else sent
 
@@ -1552,7 +1578,8 @@ class Client:
         status = response.status_code
         if 300 <= status < 400:
             target = response.headers.get("Location", "nowhere")
-            raise ProviderError(f"{self.endpoint} redirects to {target}; set the base URL to that")
+            text = f"{self.endpoint} redirects to {target}; set the base URL to that"
+            raise ProviderError(self.mask(text), status)
         if status != 200:
             raise self._failure(status, response.content, response.headers)
 
@@ -1982,17 +2009,17 @@ def replace_file(folder: int, name: str, data: bytes) -> str:
             file.write(data)
             file.truncate()
         return f" ({old.st_nlink} hard links, all changed)"
-    with open(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
-        try:
+    try:
+        with open(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
             file.write(data)
             if old is not None:
                 if (old.st_uid, old.st_gid) != (os.getuid(), os.getgid()):
                     os.fchown(file.fileno(), old.st_uid, old.st_gid)
                 os.fchmod(file.fileno(), old.st_mode & 0o7777)
-        except OSError:
-            os.unlink(temporary, dir_fd=folder)
-            raise
-    os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        os.unlink(temporary, dir_fd=folder)
+        raise
     return ""
 
 
@@ -2164,7 +2191,7 @@ class HostProcess:
         """Send a signal to processes that may be gone already."""
         import os
 
-        for pid in pids:
+        for pid in sorted(pids):  # parents first: a shell that lives on would report its dead child
             try:
                 os.kill(pid, number)
             except ProcessLookupError:

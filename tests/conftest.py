@@ -34,6 +34,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 KEY = "test-key"
+NAP = f"9{os.getpid():08}.5"  # Seconds to sleep that no command of another test run has.
 ESCAPES = re.compile(
     r"\x1b(?:\[[0-9;?<>=]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[()][0-9A-Z]?|[=>78]?)|[\x01\x02\x07]"
 )
@@ -339,11 +340,21 @@ class Terminal:
 
     def prompt(self, timeout: float = 20) -> str:
         """Wait for the input prompt and return what was written before it."""
-        return self.match(PROMPT, timeout)
+        shown = self.match(PROMPT, timeout)
+        self.listens()
+        return shown
 
     def question(self, timeout: float = 20) -> str:
         """Wait for a permission question and return what was written before it."""
-        return self.match(QUESTION, timeout)
+        shown = self.match(QUESTION, timeout)
+        self.listens()
+        return shown
+
+    def listens(self) -> None:
+        """Wait until the process sleeps: input() shows its prompt a moment before it listens,
+        and a signal in that moment is seen by Python only at the next key."""
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        until(lambda: stat.read_text().rsplit(")", 1)[1].split()[0] in "SZ")
 
     def settle(self, timeout: float = 20) -> None:
         """Wait until nothing more comes and the input prompt is the last thing on the screen."""

@@ -168,8 +168,10 @@ def events_of(chunks: Iterable[bytes]) -> list[tuple[str, str]]:
     ],
 )
 def test_bytes_become_events(data: bytes, expected: list[tuple[str, str]]) -> None:
+    each = [bytes([byte]) for byte in data]
     assert events_of([data]) == expected
-    assert events_of(bytes([byte]) for byte in data) == expected
+    assert events_of(each) == expected
+    assert events_of(piece for byte in each for piece in (b"", byte)) == expected
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import inside, results, session_files, until
+from conftest import NAP, inside, results, session_files, until
 
 from flaky_server import FlakyServer
 
@@ -145,7 +145,7 @@ def test_a_task_that_is_killed_thirty_times_is_finished_without_a_lie(
 def test_a_kill_while_a_command_runs_is_reported_as_an_interruption(
     start_agent, run_agent, workspace
 ):
-    command = "echo 0 >> effects.txt; sleep 300.5501"
+    command = f"echo 0 >> effects.txt; sleep {NAP}"
     names = [
         {"name": "bash", "arguments": {"command": command}},
         {"name": "bash", "arguments": {"command": "touch b"}},

@@ -132,6 +132,9 @@ VALID = [
         [SYSTEM, user(), {**says("x"), "reasoning_content": "hm"}], id="reasoning is kept"
     ),
     pytest.param(
+        [SYSTEM, user(), asks("a"), {**result("a"), "name": "bash"}], id="a name in a result"
+    ),
+    pytest.param(
         [SYSTEM, user(), asks({**call("a"), "extra_content": {"sig": "x"}}), result("a")],
         id="a foreign key in a call is kept",
     ),
@@ -408,7 +411,7 @@ def damage(draw, messages: list) -> None:
         messages[at] = draw(st.sampled_from([None, 7, "text", [], {}, [user()]]))
     elif found := places(messages):
         place = draw(st.sampled_from(found))
-        key = draw(st.sampled_from([*place, "tool_calls", "tool_call_id", "content"]))
+        key = draw(st.sampled_from([*place, "tool_calls", "tool_call_id", "content", "name"]))
         value = copy.deepcopy(draw(st.sampled_from(ODD)))
         place.pop(key, None) if kind == "drop" else place.update({key: value})
 
@@ -431,13 +434,14 @@ def check_heal(damaged: list) -> None:
     assert problems(healed) == []
     assert refused(healed) == []
     assert heal(healed) == (healed, [])
-    assert bool(notes) == (healed != damaged)
+    assert (notes != []) == (healed != damaged)
 
 
 def check_agreement(messages: list) -> None:
-    """What has no problem for the agent has none for a strict server."""
+    """What has no problem for the agent has none for a strict server, and is not healed."""
     if not problems(messages):
         assert refused(messages) == []
+        assert heal(messages) == (messages, [])
 
 
 @QUICK
@@ -457,6 +461,22 @@ def test_heal_makes_any_damaged_list_valid_and_is_idempotent_long(damaged):
 @given(conversations())
 def test_heal_leaves_any_valid_list_equal(messages):
     assert (problems(messages), heal(messages)) == ([], (messages, []))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param({**user(), "tool_calls": [call("a")]}, id="a prompt with calls"),
+        pytest.param({**user(), "tool_call_id": "a"}, id="a prompt with the id of a call"),
+        pytest.param({**says("x"), "tool_call_id": "a"}, id="a reply with the id of a call"),
+        pytest.param({**says("x"), "tool_calls": None}, id="a reply with calls of null"),
+        pytest.param({**user(), "reasoning_content": "hm"}, id="a prompt with reasoning"),
+        pytest.param({**user(), "_": {"model": "m"}}, id="a prompt with a private key"),
+    ],
+)
+def test_keys_in_strange_places_are_a_problem_or_are_not_sent(message):
+    check_agreement([SYSTEM, user(), message])
+    check_heal([SYSTEM, user(), message, message])
 
 
 @QUICK
@@ -966,7 +986,7 @@ class Life(RuleBasedStateMachine):
         self.transcript.replace([messages[0], note, *messages[cut:]])
         self.client.forget_projection()
         if self.saved(crash):
-            left = {message.get("tool_call_id") for message in self.transcript.messages}
+            left = {m["tool_call_id"] for m in self.transcript.messages if m["role"] == "tool"}
             self.sent, self.effects = [], self.effects & left
             self.finished = {i: text for i, text in self.finished.items() if i in left}
         self.end_step(crash)

@@ -440,6 +440,14 @@ def run(workspace: Workspace, command: str, timeout: float = 30.0) -> tuple[int 
     return code, capture.text()
 
 
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    """One workspace, and so one host, for all commands that leave nothing behind."""
+    made = Workspace(tmp_path_factory.mktemp("shell"), ENVIRON)
+    yield made
+    made.host.close()
+
+
 def alive(tag: str) -> list[int]:
     """Ids of the living processes with the tag in their command line."""
     found = []
@@ -489,43 +497,43 @@ def sleeper(tag: str) -> str:
     ],
 )
 def test_a_command_gives_its_exit_code_and_its_output(
-    workspace: Workspace, command: str, expected: tuple[int, str]
+    shell: Workspace, command: str, expected: tuple[int, str]
 ) -> None:
-    assert run(workspace, command) == expected
+    assert run(shell, command) == expected
 
 
-def test_a_command_that_is_not_there_says_so(workspace: Workspace) -> None:
-    code, text = run(workspace, "no-such-command")
+def test_a_command_that_is_not_there_says_so(shell: Workspace) -> None:
+    code, text = run(shell, "no-such-command")
     assert code == 127
     assert "no-such-command: command not found" in text
 
 
-def test_every_command_begins_in_the_root_and_with_fresh_variables(workspace: Workspace) -> None:
-    (workspace.root / "sub").mkdir()
-    assert run(workspace, "cd sub; export A=1; pwd") == (0, f"{workspace.root}/sub\n")
-    assert run(workspace, "pwd; echo $A") == (0, f"{workspace.root}\n\n")
+def test_every_command_begins_in_the_root_and_with_fresh_variables(shell: Workspace) -> None:
+    (shell.root / "sub").mkdir()
+    assert run(shell, "cd sub; export A=1; pwd") == (0, f"{shell.root}/sub\n")
+    assert run(shell, "pwd; echo $A") == (0, f"{shell.root}\n\n")
 
 
-def test_a_very_long_command_runs(workspace: Workspace) -> None:
-    code, text = run(workspace, f"echo {'x' * 100_000}")
+def test_a_very_long_command_runs(shell: Workspace) -> None:
+    code, text = run(shell, f"echo {'x' * 100_000}")
     assert (code, len(text)) == (0, 100_001)
 
 
 def test_a_command_that_is_too_long_for_the_system_is_a_failure_and_not_the_end(
-    workspace: Workspace,
+    shell: Workspace,
 ) -> None:
-    code, text = run(workspace, f"echo {'x' * 300_000}")
+    code, text = run(shell, f"echo {'x' * 300_000}")
     assert (code, "too long" in text) == (127, True)
-    assert run(workspace, "echo on") == (0, "on\n")
+    assert run(shell, "echo on") == (0, "on\n")
 
 
-def test_a_command_has_no_terminal_and_no_input(workspace: Workspace) -> None:
+def test_a_command_has_no_terminal_and_no_input(shell: Workspace) -> None:
     command = "read x; echo $?; test -t 0; echo $?; (: </dev/tty) 2>/dev/null; echo $?; cat"
-    assert run(workspace, command) == (0, "1\n1\n1\n")
+    assert run(shell, command) == (0, "1\n1\n1\n")
 
 
-def test_git_does_not_wait_for_an_editor_or_a_password(workspace: Workspace) -> None:
-    code, text = run(workspace, "echo $GIT_TERMINAL_PROMPT $PAGER $GIT_PAGER; $EDITOR x")
+def test_git_does_not_wait_for_an_editor_or_a_password(shell: Workspace) -> None:
+    code, text = run(shell, "echo $GIT_TERMINAL_PROMPT $PAGER $GIT_PAGER; $EDITOR x")
     assert (code, text) == (1, "0 cat cat\n")
 
 
@@ -554,10 +562,10 @@ def test_a_timeout_ends_what_does_not_want_to_end(workspace: Workspace, tag: str
     assert until(lambda: not alive(tag))
 
 
-def test_a_timeout_lets_the_command_say_its_last_words(workspace: Workspace) -> None:
-    run(workspace, "true")
+def test_a_timeout_lets_the_command_say_its_last_words(shell: Workspace) -> None:
+    run(shell, "true")
     command = "trap 'echo bye; exit' TERM; echo begun; while :; do sleep 0.05; done"
-    code, text = run(workspace, command, timeout=1)
+    code, text = run(shell, command, timeout=1)
     assert (code, text.split("\n")[0], text.split("\n")[-2]) == (None, "begun", "bye")
 
 
@@ -671,9 +679,9 @@ def test_a_command_that_kills_its_host_is_an_error_and_the_next_one_works(
     assert run(workspace, "echo on") == (0, "on\n")
 
 
-def test_a_command_that_kills_its_whole_group_spares_the_agent(workspace: Workspace) -> None:
-    assert run(workspace, "kill -15 0; sleep 20")[0] == -15
-    assert run(workspace, "echo on") == (0, "on\n")
+def test_a_command_that_kills_its_whole_group_spares_the_agent(shell: Workspace) -> None:
+    assert run(shell, "kill -15 0; sleep 20")[0] == -15
+    assert run(shell, "echo on") == (0, "on\n")
 
 
 def test_output_is_handed_on_while_the_command_runs(workspace: Workspace) -> None:

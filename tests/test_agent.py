@@ -1,0 +1,1365 @@
+"""Section 8, the agent: the loop, seals, approvals, budgets, compaction, events.
+
+`stage` builds an agent in front of a scripted server; at the end of each test every request that
+the server got must have been valid.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import Agent, Settings, build_agent, problems, tool
+from flaky_server import FlakyServer
+
+INTERRUPTED = "interrupted: this may have run in part"
+CANCELLED = "cancelled by the user before it ran"
+
+
+@dataclasses.dataclass
+class Stage:
+    """An agent, the server that is its model, and what it reported."""
+
+    agent: Agent
+    server: FlakyServer
+    root: Path
+    events: list[tuple[str, dict[str, Any]]]
+
+    def run(self, prompt: str = "go") -> Any:
+        """One prompt to its end."""
+        return self.agent.run(prompt)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The transcript."""
+        return self.agent.transcript.messages
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind."""
+        return [data for name, data in self.events if name == kind]
+
+    def sent(self, at: int = -1) -> list[dict[str, Any]]:
+        """The messages of a request."""
+        return self.server.requests[at]["messages"]
+
+    def saved(self) -> dict[str, Any]:
+        """The session as it is on disk."""
+        (path,) = (self.root / ".agent" / "sessions").glob("*.json")
+        return json.loads(path.read_text())
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
+    """Build agents; at the end all is closed, and every request was valid."""
+    made: list[Stage] = []
+
+    def build(
+        script: Any, *, tools: Any = (), emit: Any = None, ask: Any = None, **more: Any
+    ) -> Any:
+        events: list[tuple[str, dict[str, Any]]] = []
+
+        def report(kind: str, **data: Any) -> None:
+            events.append((kind, data))
+            if emit is not None:
+                emit(kind, **data)
+
+        server = FlakyServer(script).start()
+        environ = {"PATH": os.environ["PATH"]}
+        fields = {"mode": "auto", "workspace": str(tmp_path), "environ": environ, **more}
+        known = Settings(base_url=server.url, api_key="x", model="flaky-1", **fields)
+        agent = build_agent(known, tools=tools, emit=report, ask=ask)
+        made.append(Stage(agent, server, tmp_path, events))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.agent.close()
+        one.server.close()
+    assert [p for one in made for request in one.server.requests for p in request.problems] == []
+    assert [error for one in made for error in one.server.errors] == []
+    assert [problem for one in made for problem in problems(one.messages)] == []
+
+
+def results(messages: list[dict[str, Any]]) -> list[str]:
+    """The results of calls, in order."""
+    return [message["content"] for message in messages if message["role"] == "tool"]
+
+
+def users(messages: list[dict[str, Any]]) -> list[str]:
+    """What the user said, in order."""
+    return [message["content"] for message in messages if message["role"] == "user"]
+
+
+def without_private(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as they are sent."""
+    return [{key: value for key, value in m.items() if key != "_"} for m in messages]
+
+
+@tool(needs="read")
+def echo(text: str = "") -> str:
+    """Say it again.
+
+    text: what to say
+    """
+    return text
+
+
+@tool(needs="read")
+def fail(text: str = "") -> str:
+    """Fail.
+
+    text: why
+    """
+    raise RuntimeError(text)
+
+
+@tool(needs="run")
+def act(text: str = "") -> str:
+    """Do something.
+
+    text: what
+    """
+    return f"did {text}"
+
+
+def say(*texts: str, name: str = "echo") -> dict[str, Any]:
+    """A step that calls a tool once for each text."""
+    return {"calls": [{"name": name, "arguments": {"text": text}} for text in texts]}
+
+
+def write(path: str, content: str = "x\n") -> dict[str, Any]:
+    """A step that writes a file."""
+    return {"call": "write_file", "arguments": {"path": path, "content": content}}
+
+
+# -- the example of the contract
+
+
+def test_the_example_of_the_contract_works(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    @tool(needs="read")
+    def ticket(number: int) -> str:
+        """Look up a ticket.
+
+        number: the ticket's number
+        """
+        return f"#{number}: open"
+
+    with FlakyServer(
+        [{"call": "ticket", "arguments": {"number": 7}}, "Ticket 7 is open."]
+    ) as server:
+        agent = build_agent(
+            Settings(model="gpt-4o-mini", base_url=server.url, api_key="x"),
+            tools=[ticket],
+            emit=lambda kind, **data: None,
+            ask=None,
+        )
+        result = agent.run("what is the state of ticket 7?")
+        agent.close()
+    assert (result.text, result.status, result.exit_code) == ("Ticket 7 is open.", "done", 0)
+    assert results(server.requests[1]["messages"]) == ["#7: open"]
+    assert result.usage["prompt_tokens"] > 0 and result.usage["completion_tokens"] > 0
+    assert [request.problems for request in server.requests] == [[], []]
+
+
+# -- the loop
+
+
+def test_an_answer_without_calls_ends_the_turn(stage: Callable[..., Stage]) -> None:
+    one = stage(["Hello."])
+    result = one.run("hi")
+    assert (result.text, result.status, result.exit_code, result.turns) == ("Hello.", "done", 0, 1)
+    assert [message["role"] for message in one.messages] == ["system", "user", "assistant"]
+    assert [message["role"] for message in one.sent()] == ["system", "user"]
+
+
+def test_the_calls_of_a_reply_are_answered_in_order_whatever_each_does(
+    stage: Callable[..., Stage],
+) -> None:
+    calls = [
+        {"name": "echo", "arguments": {"text": "one"}, "id": "a"},
+        {"name": "fail", "arguments": {"text": "no luck"}, "id": "b"},
+        {"name": "nothing", "arguments": {}, "id": "c"},
+        {"name": "echo", "arguments": '{"text": "tw', "id": "d"},
+        {"name": "echo", "arguments": {"words": "x"}, "id": "e"},
+        {"name": "echo", "arguments": {"text": "three"}, "id": "f"},
+    ]
+    one = stage([{"calls": calls}, "done"], tools=[echo, fail])
+    assert one.run().status == "done"
+    answers = [message for message in one.sent() if message["role"] == "tool"]
+    assert [message["tool_call_id"] for message in answers] == list("abcdef")
+    texts = [message["content"] for message in answers]
+    assert (texts[0], texts[5]) == ("one", "three")
+    assert [text[:7] for text in texts[1:5]] == ["error: "] * 4
+    assert "RuntimeError" in texts[1] and "no luck" in texts[1]
+
+
+def test_an_unknown_tool_is_answered_with_the_known_ones(stage: Callable[..., Stage]) -> None:
+    one = stage([{"call": "open_file", "arguments": {}}, "done"])
+    one.run()
+    (text,) = results(one.sent())
+    assert text.startswith("error: ")
+    assert [name for name in ("open_file", *one.agent.tools) if name not in text] == []
+
+
+def test_malformed_arguments_are_not_run_and_the_reason_goes_back(
+    stage: Callable[..., Stage],
+) -> None:
+    raw = '{"text": "rm -rf build'
+    one = stage([{"call": "act", "arguments": raw}, "done"], tools=[act])
+    one.run()
+    (text,) = results(one.sent())
+    assert text.startswith("error: ")
+    assert raw in text and "line 1 column 10" in text
+    assert one.sent()[2]["tool_calls"][0]["function"]["arguments"] == "{}"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        pytest.param("", "(no output)", id="nothing"),
+        pytest.param("a\0b\ud83dc", "a\ufffdb\ufffdc", id="no valid text"),
+        pytest.param("\ud83d\ude00", "\U0001f600", id="a pair of surrogates"),
+        pytest.param({"a": [1, "ü"]}, '{"a":[1,"ü"]}', id="an object"),
+        pytest.param(None, "null", id="None"),
+        pytest.param(7, "7", id="a number"),
+    ],
+)
+def test_what_a_tool_returns_becomes_text(
+    stage: Callable[..., Stage], value: Any, expected: str
+) -> None:
+    @tool(needs="read")
+    def give() -> str:
+        """Give."""
+        return value
+
+    one = stage([{"call": "give", "arguments": {}}, "done"], tools=[give])
+    one.run()
+    assert results(one.sent()) == [expected]
+
+
+def test_a_result_is_capped(stage: Callable[..., Stage]) -> None:
+    @tool(needs="read")
+    def give() -> str:
+        """Give."""
+        return "head" + "x" * 100_000 + "tail"
+
+    one = stage([{"call": "give", "arguments": {}}, "done"], tools=[give])
+    one.run()
+    (text,) = results(one.sent())
+    assert len(text) <= 20_000
+    assert text.startswith("head") and text.endswith("tail") and "not shown" in text
+
+
+def test_what_enters_is_valid_text(stage: Callable[..., Stage]) -> None:
+    one = stage([{"text": "a\ud83db\0c"}, "done"])
+    one.run("caf\udce9\0")
+    one.run("again")
+    assert users(one.sent())[0] == "caf\ufffd\ufffd"
+    assert one.sent()[2]["content"] == "a\ufffdb\ufffdc"
+
+
+def test_a_second_prompt_goes_on_where_the_first_ended(stage: Callable[..., Stage]) -> None:
+    one = stage(["first", "second"])
+    one.run("one")
+    assert one.run("two").text == "second"
+    assert users(one.sent()) == ["one", "two"]
+
+
+def test_usage_is_added_up_over_the_requests(stage: Callable[..., Stage]) -> None:
+    steps = [say("a"), say("b"), {"text": "done"}]
+    for n, step in enumerate(steps, 1):
+        step["usage"] = {"prompt_tokens": 100 * n, "completion_tokens": n}
+    one = stage([*steps, {"text": "more", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}])
+    first, second = one.run().usage, one.run().usage
+    assert (first["prompt_tokens"], first["completion_tokens"]) == (600, 6)
+    assert (second["prompt_tokens"], second["completion_tokens"]) == (1, 1)
+    assert one.saved()["usage"]["prompt_tokens"] == 601
+    assert [event["prompt_tokens"] for event in one.of("usage")] == [100, 200, 300, 1]
+
+
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [
+        pytest.param({"status": 401, "body": {"error": {"message": "bad key"}}}, 41, id="401"),
+        pytest.param({"status": 404, "body": {"error": {"message": "no model"}}}, 1, id="404"),
+        pytest.param({"status": 429, "headers": {"Retry-After": "0"}, "times": 9}, 75, id="429"),
+        pytest.param({"fault": "insufficient_quota"}, 1, id="quota"),
+    ],
+)
+def test_a_request_that_fails_ends_the_turn_and_not_the_session(
+    stage: Callable[..., Stage], step: dict[str, Any], code: int
+) -> None:
+    one = stage([say("kept"), step], tools=[echo])
+    result = one.run("one")
+    assert (result.status, result.exit_code, result.text) == ("error", code, "")
+    assert results(one.saved()["messages"]) == ["kept"]
+    assert one.of("notice")[-1]["level"] == "error"
+
+
+def test_after_a_failed_request_the_next_prompt_is_sent(stage: Callable[..., Stage]) -> None:
+    one = stage([{"status": 404}, "fine"])
+    one.run("one")
+    assert one.run("two").text == "fine"
+    assert users(one.sent()) == ["one", "two"]
+
+
+# -- seal first, fill in after
+
+
+def reading(root: Path, seen: list[Any], needs: str) -> Any:
+    """A tool that keeps what the session file says while it runs."""
+
+    @tool(needs=needs)
+    def look(text: str = "") -> str:
+        """Look.
+
+        text: nothing
+        """
+        (path,) = (root / ".agent" / "sessions").glob("*.json")
+        seen.append(results(json.loads(path.read_text())["messages"]))
+        return f"saw {text}"
+
+    return look
+
+
+def test_while_a_call_runs_the_disk_says_that_it_may_have_run(
+    tmp_path: Path, stage: Callable[..., Stage]
+) -> None:
+    seen: list[Any] = []
+    look = reading(tmp_path, seen, "run")
+    one = stage([say("a", "b", name="look"), "done"], tools=[look])
+    one.run()
+    assert seen == [[INTERRUPTED, "not run"], ["saw a", INTERRUPTED]]
+    assert results(one.saved()["messages"]) == ["saw a", "saw b"]
+
+
+def test_a_call_that_waits_for_approval_has_not_run(
+    tmp_path: Path, stage: Callable[..., Stage]
+) -> None:
+    seen: list[Any] = []
+
+    def ask(question: Any) -> str:
+        (path,) = (tmp_path / ".agent" / "sessions").glob("*.json")
+        seen.append(results(json.loads(path.read_text())["messages"]))
+        return "y"
+
+    one = stage([write("a"), "done"], mode="ask", ask=ask)
+    one.run()
+    assert seen == [["not run"]]
+
+
+def test_the_session_is_saved_before_the_first_request_and_after_each_reply(
+    tmp_path: Path, stage: Callable[..., Stage]
+) -> None:
+    seen: list[int] = []
+
+    def look(request: Any) -> Any:
+        (path,) = (tmp_path / ".agent" / "sessions").glob("*.json")
+        seen.append(len(json.loads(path.read_text())["messages"]))
+        return say("a", "b") if len(seen) < 3 else "done"
+
+    one = stage([look] * 3, tools=[echo])
+    one.run()
+    assert seen == [2, 5, 8]
+    assert len(one.saved()["messages"]) == 9
+
+
+# -- Ctrl-C
+
+
+def interrupt() -> None:
+    """A real Ctrl-C, for the main thread."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def interrupt_when(ready: Callable[[], Any]) -> None:
+    """Wait in a thread, then interrupt the main thread once."""
+    threading.Thread(target=lambda: ready() and interrupt(), daemon=True).start()
+
+
+@tool(needs="run")
+def stopped(text: str = "") -> str:
+    """Be interrupted.
+
+    text: nothing
+    """
+    signal.raise_signal(signal.SIGINT)
+    return "too late"
+
+
+def test_ctrl_c_in_a_tool_seals_it_and_what_did_not_begin(stage: Callable[..., Stage]) -> None:
+    calls = [{"name": name, "arguments": {}} for name in ("act", "stopped", "act", "act")]
+    one = stage([{"calls": calls}, "on we go"], tools=[act, stopped])
+    result = one.run()
+    assert (result.status, result.exit_code) == ("cancelled", 130)
+    texts = results(one.saved()["messages"])
+    assert (texts[0], texts[2:]) == ("did ", [CANCELLED, CANCELLED])
+    assert texts[1].startswith("[interrupted") and "may have" in texts[1]
+    assert one.run("and now?").text == "on we go"
+    assert results(one.sent()) == texts
+
+
+def test_ctrl_c_while_a_command_runs_keeps_its_output(stage: Callable[..., Stage]) -> None:
+    def emit(kind: str, **data: Any) -> None:
+        if kind == "tool_output":
+            signal.raise_signal(signal.SIGINT)
+
+    command = {"command": "echo so far; sleep 1000", "timeout": 1000}
+    one = stage([{"call": "bash", "arguments": command}, "next"], emit=emit)
+    result = one.run()
+    (text,) = results(one.saved()["messages"])
+    assert (result.status, result.exit_code) == ("cancelled", 130)
+    assert text.startswith("so far\n[interrupted")
+    assert one.of("tool_result")[0]["status"] == "cancelled"
+    assert one.run("again").text == "next"
+
+
+def test_ctrl_c_in_the_stream_keeps_the_text_with_a_mark(stage: Callable[..., Stage]) -> None:
+    def emit(kind: str, **data: Any) -> None:
+        if kind == "text" and data["text"].startswith("two"):
+            signal.raise_signal(signal.SIGINT)
+
+    one = stage([{"text": "one two three four", "hold_after": 2}, "next"], emit=emit)
+    assert one.run().exit_code == 130
+    assert one.saved()["messages"][-1]["content"].split() == "one two [cut by the user]".split()
+    assert one.run("again").text == "next"
+    assert one.sent()[-2]["content"].endswith("[cut by the user]")
+
+
+@pytest.mark.parametrize("hold", [{"hold": "before"}, {"hold_after": 0}, {"reasoning": "Hm. Hm."}])
+def test_ctrl_c_before_any_text_adds_nothing(
+    stage: Callable[..., Stage], hold: dict[str, Any]
+) -> None:
+    def emit(kind: str, **data: Any) -> None:
+        if kind == "reasoning":
+            interrupt()
+
+    def step(request: Any) -> Any:
+        if "reasoning" not in hold:
+            interrupt()
+        return {"text": "late", "hold_after": 1} | hold
+
+    one = stage([step, "next"], emit=emit)
+    assert one.run("one").status == "cancelled"
+    assert [message["role"] for message in one.saved()["messages"]] == ["system", "user"]
+    assert one.run("two").text == "next"
+    assert users(one.sent()) == ["one", "two"]
+
+
+def test_ctrl_c_in_a_half_received_call_stores_no_call(stage: Callable[..., Stage]) -> None:
+    call = {"text": "I look. ", "call": "act", "arguments": {"text": "x" * 100}, "hold_after": 4}
+    one = stage([call, "next"], tools=[act])
+    interrupt_when(lambda: one.server.holding.wait(20))
+    assert one.run().status == "cancelled"
+    assert "tool_calls" not in one.saved()["messages"][-1]
+    assert one.run("again").text == "next"
+
+
+def test_ctrl_c_while_it_waits_to_try_again(stage: Callable[..., Stage]) -> None:
+    asleep = threading.Event()
+
+    def emit(kind: str, **data: Any) -> None:
+        if kind == "retry":
+            interrupt_when(lambda: not asleep.wait(0.1))  # a moment after this event
+
+    one = stage([{"status": 429, "headers": {"Retry-After": "200"}}, "next"], emit=emit)
+    assert one.run().exit_code == 130
+    assert one.run("again").text == "next"
+
+
+def test_ctrl_c_at_the_question_runs_nothing(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    def ask(question: Any) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "y"
+
+    calls = [{"name": "write_file", "arguments": {"path": p, "content": "x"}} for p in "ab"]
+    one = stage([{"calls": calls}, "next"], mode="ask", ask=ask)
+    assert one.run().exit_code == 130
+    assert results(one.saved()["messages"]) == [CANCELLED, CANCELLED]
+    assert not (tmp_path / "a").exists()
+    assert one.run("again").text == "next"
+
+
+def test_a_cancelled_turn_does_not_cancel_the_next(stage: Callable[..., Stage]) -> None:
+    one = stage(
+        [{"call": "stopped", "arguments": {}}, say("a", name="act"), "done"], tools=[act, stopped]
+    )
+    one.run()
+    result = one.run("again")
+    assert (result.status, result.exit_code, results(one.messages)[1]) == ("done", 0, "did a")
+
+
+# -- approvals
+
+
+def test_nobody_there_is_no_and_the_turn_goes_on(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    one = stage([write("a"), "I could not."], mode="ask")
+    result = one.run()
+    (text,) = results(one.sent())
+    assert text.startswith("denied: ")
+    assert (result.status, result.exit_code, result.text) == (
+        "needs_permission",
+        77,
+        "I could not.",
+    )
+    (row,) = result.denied
+    assert (row["name"], row["rule"]) == ("write_file", "write_file a")
+    assert row["arguments"] == {"path": "a", "content": "x\n"}
+    assert row["reason"] in text
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_denied_call_leaves_the_others(stage: Callable[..., Stage]) -> None:
+    calls = [
+        {"name": "bash", "arguments": {"command": "make"}},
+        {"name": "echo", "arguments": {"text": "fine"}},
+    ]
+    one = stage([{"calls": calls}, "done"], mode="ask", tools=[echo])
+    one.run()
+    first, second = results(one.sent())
+    assert (first[:8], second) == ("denied: ", "fine")
+
+
+def test_what_a_rule_denies_is_no_matter_for_a_human(stage: Callable[..., Stage]) -> None:
+    step = {"call": "bash", "arguments": {"command": "make"}}
+    asked: list[Any] = []
+    one = stage([step, "done"], deny=("bash make",), ask=asked.append)
+    result = one.run()
+    assert results(one.sent())[0].startswith("denied: ")
+    assert (result.status, result.exit_code, asked) == ("done", 0, [])
+
+
+@pytest.mark.parametrize("path", ["../out", "/etc/hostname", "link"])
+@pytest.mark.parametrize("name", ["read_file", "write_file"])
+def test_a_path_outside_is_denied_without_a_question(
+    stage: Callable[..., Stage], tmp_path: Path, path: str, name: str
+) -> None:
+    (tmp_path / "link").symlink_to("/etc/hostname")
+    arguments = {"path": path} | ({"content": "x"} if name == "write_file" else {})
+    asked: list[Any] = []
+    one = stage([{"call": name, "arguments": arguments}, "done"], mode="ask", ask=asked.append)
+    result = one.run()
+    assert results(one.sent())[0].startswith(("denied: ", "error: "))
+    assert (result.status, asked) == ("done", [])
+
+
+def test_a_command_is_shown_as_it_will_run(stage: Callable[..., Stage]) -> None:
+    asked: list[Any] = []
+    step = {"call": "bash", "arguments": {"command": "echo $((1+1)) >  f"}}
+    one = stage([step, "done"], mode="ask", ask=lambda q: asked.append(q) or "y")
+    one.run()
+    (question,) = asked
+    assert (question.kind, question.name) == ("approve", "bash")
+    assert "echo $((1+1)) >  f" in question.text
+    assert (one.root / "f").read_text() == "2\n"
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        pytest.param(
+            write("new", "a\nb\n"), "--- /dev/null\n+++ b/new\n@@ -0,0 +1,2 @@\n+a\n+b\n", id="new"
+        ),
+        pytest.param(
+            write("f", "one\n2\n"),
+            "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n",
+            id="replaced",
+        ),
+        pytest.param(
+            {"call": "edit_file", "arguments": {"path": "f", "old": "two", "new": "2"}},
+            "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n",
+            id="edited",
+        ),
+    ],
+)
+def test_a_change_is_shown_as_a_unified_diff(
+    stage: Callable[..., Stage], step: dict[str, Any], expected: str
+) -> None:
+    asked: list[Any] = []
+    one = stage([step, "done"], mode="ask", ask=lambda q: asked.append(q) or "n")
+    (one.root / "f").write_text("one\ntwo\n")
+    one.run()
+    assert [question.text for question in asked] == [expected]
+    assert (one.root / "f").read_text() == "one\ntwo\n"
+
+
+@pytest.mark.parametrize("answer", ["y", "yes", "Y", " Yes \n"])
+def test_yes_lets_it_run(stage: Callable[..., Stage], answer: str) -> None:
+    one = stage([write("a"), "done"], mode="ask", ask=lambda question: answer)
+    result = one.run()
+    assert (one.root / "a").read_text() == "x\n"
+    assert (result.exit_code, result.denied) == (0, [])
+    assert one.of("approval")[0]["answer"] == "yes"
+
+
+@pytest.mark.parametrize(
+    "answer", ["n", "no", "", "  ", None, "yy", "yes please", "ja", "1", "use b instead"]
+)
+def test_anything_but_yes_is_no(stage: Callable[..., Stage], answer: str | None) -> None:
+    one = stage([write("a"), "done"], mode="ask", ask=lambda question: answer)
+    result = one.run()
+    (text,) = results(one.sent())
+    assert text.startswith("denied: ")
+    assert not (one.root / "a").exists()
+    assert (result.status, one.of("approval")[0]["answer"]) == ("done", "no")
+    if (answer or "").strip() not in ("", "n", "no"):
+        assert answer in text  # what else was said is the reason
+
+
+def test_an_answer_holds_for_one_call(stage: Callable[..., Stage]) -> None:
+    answers = iter(["y", "n"])
+    calls = [{"name": "act", "arguments": {"text": "x"}}] * 2
+    one = stage([{"calls": calls}, "done"], mode="ask", ask=lambda q: next(answers), tools=[act])
+    one.run()
+    assert [text[:5] for text in results(one.sent())] == ["did x", "denie"]
+
+
+def test_a_host_is_asked_for_once(stage: Callable[..., Stage]) -> None:
+    asked: list[str] = []
+    urls = ["http://127.0.0.1:9/a", "http://127.0.0.1:9/b"]
+    calls = [{"name": "fetch_url", "arguments": {"url": url}} for url in urls]
+    one = stage([{"calls": calls}, "done"], mode="ask", ask=lambda q: asked.append(q.text) or "y")
+    one.run()
+    assert asked == urls[:1]
+
+
+@pytest.mark.parametrize("mode", ["ask", "auto"])
+@pytest.mark.parametrize("unattended", [False, True])
+def test_writing_agents_md_asks_a_human_in_every_mode(
+    stage: Callable[..., Stage], mode: str, unattended: bool
+) -> None:
+    asked: list[Any] = []
+    options = {"mode": mode, "unattended": unattended}
+    one = stage([write("AGENTS.md"), "done"], ask=lambda q: asked.append(q) or "n", **options)
+    one.run()
+    two = stage([write("AGENTS.md"), "done"], **options)
+    assert (len(asked), two.run().exit_code) == (1, 77)
+    assert not (one.root / "AGENTS.md").exists()
+
+
+def test_a_file_that_changes_while_the_person_reads_the_diff_is_left_alone(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    def ask(question: Any) -> str:
+        (tmp_path / "f").write_text("by the user")
+        return "y"
+
+    one = stage([write("f"), "done"], mode="ask", ask=ask)
+    one.run()
+    assert results(one.sent())[0].startswith("error: ")
+    assert (tmp_path / "f").read_text() == "by the user"
+
+
+def test_plan_mode_refuses_writes_and_goes_on(stage: Callable[..., Stage]) -> None:
+    asked: list[Any] = []
+    one = stage([write("a"), "Here is the plan."], mode="plan", ask=asked.append)
+    result = one.run()
+    assert results(one.sent())[0].startswith("denied: ")
+    assert (result.status, asked, (one.root / "a").exists()) == ("done", [], False)
+
+
+# -- budgets and loops
+
+
+def numbered_steps(count: int) -> list[Any]:
+    """Steps that each call a tool with another text."""
+    return [say(f"step {n}") for n in range(1, count + 1)]
+
+
+def test_a_budget_is_announced_and_ends_with_one_request_for_a_report(
+    stage: Callable[..., Stage],
+) -> None:
+    last = {**say("forbidden", name="act"), "text": "I did ten steps."}
+    one = stage([*numbered_steps(10), last], tools=[echo, act], max_turns=10)
+    result = one.run()
+    assert (result.status, result.exit_code, result.text) == ("limit", 53, "I did ten steps.")
+    texts = results(one.sent())
+    assert [n for n, text in enumerate(texts, 1) if text != f"step {n}"] == [9, 10]
+    assert texts[8].startswith("step 9\n") and "this is the last request" not in texts[8]
+    assert texts[9].startswith("step 10\n") and "this is the last request" in texts[9]
+    assert len(one.server.requests) == 11
+    assert one.server.requests[10]["tools"] == one.server.requests[0]["tools"]
+    assert results(one.messages)[10].startswith("not run")
+    assert [data for data in one.of("tool_use") if data["name"] == "act"] == []
+
+
+def test_a_last_report_without_calls_ends_the_same_way(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), "That is all."], tools=[echo], max_turns=1)
+    result = one.run()
+    assert (result.status, result.exit_code, result.text) == ("limit", 53, "That is all.")
+    assert "this is the last request" in one.sent()[-1]["content"]
+
+
+def test_an_answer_within_the_budget_is_no_limit(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), "done"], tools=[echo], max_turns=2)
+    assert one.run().exit_code == 0
+
+
+def test_a_budget_counts_for_each_prompt_anew(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), "done", say("b"), "done"], tools=[echo], max_turns=2)
+    assert [one.run().exit_code, one.run().exit_code] == [0, 0]
+
+
+def test_no_limit_is_no_limit(stage: Callable[..., Stage]) -> None:
+    one = stage([*numbered_steps(120), "done"], tools=[echo], max_turns=0)
+    result = one.run()
+    assert (result.status, result.turns) == ("done", 121)
+    assert results(one.sent()) == [f"step {n}" for n in range(1, 121)]
+
+
+def test_retries_do_not_count_as_steps(stage: Callable[..., Stage]) -> None:
+    again = {"status": 503, "headers": {"Retry-After": "0"}}
+    one = stage([again, say("a"), again, again, "done"], tools=[echo], max_turns=2)
+    result = one.run()
+    assert (result.status, result.turns, len(one.server.requests)) == ("done", 2, 5)
+
+
+def test_a_person_may_let_the_turn_go_on(stage: Callable[..., Stage]) -> None:
+    answers = iter(["y", "n"])
+    one = stage(
+        [*numbered_steps(4), "report"], tools=[echo], max_turns=2, ask=lambda q: next(answers)
+    )
+    result = one.run()
+    assert (result.status, result.exit_code, result.text) == ("limit", 53, "report")
+    assert len(one.server.requests) == 5
+
+
+def test_equal_calls_with_equal_results_get_a_note_and_then_an_end(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage([say("same")] * 9, tools=[echo])
+    result = one.run()
+    texts = results(one.messages)
+    assert (result.status, result.exit_code) == ("error", 1)
+    assert (texts[:2], texts[3:]) == (["same", "same"], ["same", "same"])
+    assert texts[2].startswith("same\n[")
+    assert len(one.server.requests) == 5
+    assert "five" in one.of("notice")[-1]["text"] or "5" in one.of("notice")[-1]["text"]
+
+
+def test_equal_calls_in_one_reply_are_a_loop_too(stage: Callable[..., Stage]) -> None:
+    one = stage([say(*["same"] * 7)], tools=[echo])
+    assert one.run().exit_code == 1
+    texts = results(one.messages)
+    assert [text.split("\n")[0] for text in texts[:5]] == ["same"] * 5
+    assert [text[:7] for text in texts[5:]] == ["not run"] * 2
+
+
+def test_equal_failures_are_a_loop_too(stage: Callable[..., Stage]) -> None:
+    one = stage([{"call": "nothing", "arguments": {}}] * 9)
+    assert one.run().exit_code == 1
+    assert len(one.server.requests) == 5
+
+
+def test_polling_with_changing_results_is_no_loop(stage: Callable[..., Stage]) -> None:
+    count = itertools.count(1)
+
+    @tool(needs="read")
+    def poll() -> str:
+        """Poll."""
+        return f"{next(count)} %"
+
+    one = stage([{"call": "poll", "arguments": {}}] * 8 + ["done"], tools=[poll])
+    assert one.run().status == "done"
+    assert results(one.sent()) == [f"{n} %" for n in range(1, 9)]
+
+
+def test_calls_that_alternate_are_no_loop(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), say("b")] * 4 + ["done"], tools=[echo])
+    assert one.run().status == "done"
+    assert results(one.sent()) == ["a", "b"] * 4
+
+
+def test_a_loop_does_not_reach_over_prompts(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), say("a"), "done"] * 3, tools=[echo])
+    assert [one.run().status for _ in range(3)] == ["done"] * 3
+    assert results(one.messages) == ["a"] * 6
+
+
+# -- replies that are no answer
+
+
+@pytest.mark.parametrize(
+    "empty", [{"fault": "empty_reply"}, {"fault": "only_done"}, {"reasoning": "Hm."}]
+)
+def test_an_empty_reply_is_asked_again_once_and_then_reported(
+    stage: Callable[..., Stage], empty: dict[str, Any]
+) -> None:
+    one = stage([empty, empty])
+    result = one.run()
+    assert (result.status, result.exit_code, len(one.server.requests)) == ("error", 1, 2)
+    assert [message["role"] for message in one.messages] == ["system", "user"]
+    assert "empty" in one.of("notice")[-1]["text"]
+
+
+def test_an_empty_reply_may_be_followed_by_an_answer(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), {"fault": "empty_reply"}, "fine"], tools=[echo])
+    assert one.run().text == "fine"
+    assert one.sent(1) == one.sent(2)
+
+
+@pytest.mark.parametrize("fault", ["length", "length_whole_call"])
+def test_a_call_that_was_cut_is_not_run_and_the_model_is_told(
+    stage: Callable[..., Stage], fault: str
+) -> None:
+    cut = {"fault": fault, "text": "I act.", "call": "act", "arguments": {"text": "all of it"}}
+    one = stage([cut, "In parts, then."], tools=[act])
+    assert one.run().text == "In parts, then."
+    assert one.of("tool_use") == []
+    assert one.sent()[-1]["role"] == "user" and "cut" in one.sent()[-1]["content"]
+
+
+def test_replies_that_are_cut_again_and_again_end_the_turn(stage: Callable[..., Stage]) -> None:
+    cut = {"fault": "length", "call": "act", "arguments": {"text": "all of it"}}
+    one = stage([cut] * 9, tools=[act])
+    result = one.run()
+    assert (result.status, result.exit_code) == ("error", 1)
+    assert len(one.server.requests) < 6
+
+
+def test_a_content_filter_ends_the_turn_at_once(stage: Callable[..., Stage]) -> None:
+    one = stage([{"fault": "content_filter"}])
+    result = one.run()
+    assert (result.status, result.exit_code, len(one.server.requests)) == ("error", 1, 1)
+    assert "content filter" in one.of("notice")[-1]["text"]
+
+
+def test_a_call_that_was_announced_and_did_not_come_is_asked_for(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(
+        [{"fault": "announced_missing_call", "text": "I look."}, say("a"), "done"], tools=[echo]
+    )
+    assert one.run().text == "done"
+    assert [m["role"] for m in one.sent(1)] == ["system", "user", "assistant", "user"]
+
+
+def test_a_model_that_only_announces_calls_does_not_go_on_for_ever(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage([{"fault": "announced_missing_call", "text": "I look."}] * 20)
+    one.run()
+    assert len(one.server.requests) <= 5
+
+
+# -- compaction
+
+
+BIG = "word " * 800  # 4,000 characters
+
+
+def long_task(steps: int) -> Callable[[Any], Any]:
+    """A model that calls a tool in so many steps; asked without tools it writes a note."""
+    count = itertools.count(1)
+
+    def model(request: Any) -> Any:
+        if "tools" not in request:
+            return "NOTE: read a.py, changed nothing."
+        n = next(count)
+        return "done" if n > steps else say(f"{n:03} {BIG}", f"{n:03}")
+
+    return model
+
+
+def compactions(one: Stage) -> list[Any]:
+    """The requests for a note."""
+    return [request for request in one.server.requests if "tools" not in request]
+
+
+def test_a_long_turn_is_compacted_before_the_request_that_would_be_too_large(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(itertools.repeat(long_task(12)), tools=[echo], compact_at=20_000.0)
+    result = one.run("the task, word for word")
+    assert (result.status, result.text) == ("done", "done")
+    sizes = [len(r.raw) for r in one.server.requests if "tools" in r]
+    fixed = len(json.dumps(one.server.requests[0]["tools"])) + len(one.messages[0]["content"])
+    assert len(compactions(one)) >= 2
+    assert max(sizes) < 20_000 + fixed + 10_000
+    assert len(one.of("compacted")) == len(compactions(one))
+
+
+def test_after_a_compaction_the_task_and_the_last_step_stand_word_for_word(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(itertools.repeat(long_task(3)), tools=[echo], compact_at=25_000.0)
+    one.run("the task, word for word")
+    before, note, after = (one.sent(at) for at in (2, 3, 4))
+    assert (len(compactions(one)), note[1]["content"] != "") == (1, True)
+    assert after[0] == before[0]
+    assert "NOTE: read a.py, changed nothing." in after[1]["content"]
+    assert "the task, word for word" in "".join(users(after))
+    assert after[2]["role"] == "assistant"
+    assert after[-3:] == without_private(one.messages[-4:-1])
+    assert results(after)[-2:] == [f"003 {BIG}", "003"]
+
+
+def test_a_compaction_neither_loses_nor_changes_a_message(stage: Callable[..., Stage]) -> None:
+    one = stage(itertools.repeat(long_task(3)), tools=[echo], compact_at=25_000.0)
+    one.run("the task")
+    (path,) = (one.root / ".agent" / "sessions").glob("*.archive.jsonl")
+    archived = [json.loads(line) for line in path.read_text().splitlines()]
+    whole = [*archived, *one.messages[2:]]
+    assert [message["role"] for message in whole] == [
+        "user",
+        *["assistant", "tool", "tool"] * 3,
+        "assistant",
+    ]
+    assert results(whole) == [f"001 {BIG}", "001", f"002 {BIG}", "002", f"003 {BIG}", "003"]
+    assert without_private(whole)[: len(one.sent(2)) - 1] == one.sent(2)[1:]
+
+
+def test_the_note_is_asked_for_with_the_old_messages_as_text_and_without_tools(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(itertools.repeat(long_task(8)), tools=[echo], compact_at=20_000.0)
+    one.run("the task, word for word")
+    request = compactions(one)[0]
+    assert [message["role"] for message in request["messages"]] == ["system", "user"]
+    assert "tool_choice" not in request and "tools" not in request
+    text = request["messages"][1]["content"]
+    assert "the task, word for word" in text and "001 word word" in text and "echo" in text
+
+
+def test_what_a_compaction_removes_is_kept_in_the_archive(stage: Callable[..., Stage]) -> None:
+    one = stage(itertools.repeat(long_task(8)), tools=[echo], compact_at=20_000.0)
+    one.run("the task")
+    (path,) = (one.root / ".agent" / "sessions").glob("*.archive.jsonl")
+    archived = [json.loads(line) for line in path.read_text().splitlines()]
+    texts = {text for text in results(archived) + results(one.messages) if len(text) > 100}
+    assert {text[:3] for text in texts} == {f"{n:03}" for n in range(1, 9)}
+    assert archived[0]["content"] == "the task"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_compaction_is_reported_with_its_figures(stage: Callable[..., Stage]) -> None:
+    one = stage(itertools.repeat(long_task(8)), tools=[echo], compact_at=20_000.0)
+    one.run()
+    event = one.of("compacted")[0]
+    assert sorted(event) == ["messages_after", "messages_before", "tokens_after", "tokens_before"]
+    assert event["messages_after"] < event["messages_before"]
+    assert event["tokens_after"] < event["tokens_before"]
+
+
+def test_a_compaction_may_be_a_share_of_the_window(stage: Callable[..., Stage]) -> None:
+    one = stage(itertools.repeat(long_task(10)), tools=[echo], compact_at=0.5, context=16_000)
+    one.run()
+    assert len(compactions(one)) >= 1
+    assert max(len(r.raw) for r in one.server.requests) / 4 < 16_000
+
+
+@pytest.mark.parametrize(
+    "options", [{"compact_at": 0.0, "context": 1000}, {"compact_at": 1e9}], ids=["off", "roomy"]
+)
+def test_nothing_is_compacted_without_need(
+    stage: Callable[..., Stage], options: dict[str, Any]
+) -> None:
+    one = stage(itertools.repeat(long_task(8)), tools=[echo], **options)
+    one.run()
+    assert (compactions(one), one.of("compacted")) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        pytest.param({"status": 400, "body": {"error": {"message": "no notes"}}}, id="fails"),
+        pytest.param({"fault": "empty_reply"}, id="empty"),
+        pytest.param(say("x"), id="calls a tool"),
+        pytest.param({"text": "half a no", "finish_reason": "length"}, id="cut"),
+    ],
+)
+def test_a_note_that_is_none_changes_nothing_and_says_so(
+    stage: Callable[..., Stage], note: dict[str, Any]
+) -> None:
+    work = long_task(8)
+
+    def model(request: Any) -> Any:
+        return work(request) if "tools" in request else note
+
+    one = stage(itertools.repeat(model), tools=[echo], compact_at=20_000.0)
+    result = one.run("the task")
+    assert (result.status, one.of("compacted")) == ("done", [])
+    assert len(results(one.messages)) == 16
+    assert users(one.messages) == ["the task"]
+    assert "not compacted" in one.of("notice")[0]["text"]
+    assert list((one.root / ".agent" / "sessions").glob("*.archive.jsonl")) == []
+
+
+def test_a_threshold_below_the_fixed_part_does_not_ask_for_notes_for_ever(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(itertools.repeat(lambda r: "hello" if "tools" in r else "NOTE"), compact_at=100.0)
+    assert [one.run("hi").text for _ in range(4)] == ["hello"] * 4
+    assert len(compactions(one)) <= 4
+
+
+@pytest.mark.parametrize("turns", [1, 2, 4])
+def test_a_compaction_that_is_reported_has_made_the_conversation_smaller(
+    stage: Callable[..., Stage], turns: int
+) -> None:
+    one = stage(itertools.repeat(long_task(1)), tools=[echo], compact_at=0.0)
+    for n in range(turns):
+        one.run(f"prompt {n}")
+    one.agent.compact()
+    assert [e for e in one.of("compacted") if e["tokens_after"] >= e["tokens_before"]] == []
+
+
+def test_the_text_of_a_note_is_not_shown_as_an_answer(stage: Callable[..., Stage]) -> None:
+    one = stage(itertools.repeat(long_task(8)), tools=[echo], compact_at=20_000.0)
+    one.run()
+    assert "".join(event["text"] for event in one.of("text")) == "done"
+
+
+def test_ctrl_c_during_a_note_changes_nothing(stage: Callable[..., Stage]) -> None:
+    work = long_task(8)
+
+    def model(request: Any) -> Any:
+        if "tools" in request:
+            return work(request)
+        interrupt()
+        return {"text": "NOTE", "hold_after": 1}
+
+    one = stage(itertools.repeat(model), tools=[echo], compact_at=20_000.0)
+    assert one.run("the task").exit_code == 130
+    assert users(one.messages) == ["the task"]
+    assert one.messages[-1]["role"] == "tool"
+    assert one.of("compacted") == []
+
+
+def test_a_conversation_is_compacted_when_the_user_says_so(stage: Callable[..., Stage]) -> None:
+    script = [say(f"a {BIG}"), "one", say(f"b {BIG}"), "two", say(f"c {BIG}"), "three"]
+    one = stage([*script, "NOTE", "four"], tools=[echo])
+    for n in range(3):
+        one.run(f"prompt {n}")
+    one.agent.compact("the colour of the sky")
+    assert "the colour of the sky" in one.sent()[1]["content"]
+    assert one.run("last prompt").text == "four"
+    assert "NOTE" in one.sent()[1]["content"]
+    assert [text[:1] for text in results(one.sent())] in (["b", "c"], ["c"])
+
+
+def test_the_notes_of_the_project_stay_after_a_compaction(stage: Callable[..., Stage]) -> None:
+    work = long_task(8)
+    (Path(stage([]).root) / "AGENTS.md").write_text("Always use tabs.\n")
+    one = stage(itertools.repeat(work), tools=[echo], compact_at=20_000.0)
+    one.run()
+    assert len(compactions(one)) >= 1
+    assert "Always use tabs." in one.sent()[0]["content"]
+
+
+# -- events
+
+
+FIELDS = {
+    "init": "session_id model base_url root mode sandbox version",
+    "text": "text",
+    "reasoning": "text",
+    "tool_use": "id name arguments",
+    "approval": "id name reason answer",
+    "tool_output": "id text",
+    "tool_result": "id name status content decision rule ms",
+    "retry": "attempt of delay reason restarts_reply",
+    "compacted": "messages_before messages_after tokens_before tokens_after",
+    "notice": "level text",
+    "usage": "model prompt_tokens completion_tokens cached_tokens cost_usd estimated",
+    "result": "status exit_code text session_id turns usage ms denied",
+}
+
+
+def rich_run(stage: Callable[..., Stage]) -> Stage:
+    """A turn with an event of nearly every kind."""
+    script = [
+        {"status": 503, "headers": {"Retry-After": "0"}},
+        {
+            "text": "I look.",
+            "reasoning": "Hm.",
+            "call": "bash",
+            "arguments": {"command": "touch b; ls"},
+        },
+        {"fault": "empty_reply"},
+        write("a"),
+        "done",
+    ]
+    one = stage(script, mode="ask", ask=lambda question: "y")
+    one.run()
+    return one
+
+
+def test_events_have_the_fields_of_the_contract(stage: Callable[..., Stage]) -> None:
+    one = rich_run(stage)
+    kinds = {kind for kind, _ in one.events}
+    assert kinds == set(FIELDS) - {"compacted"}
+    wrong = [kind for kind, data in one.events if set(data) != set(FIELDS[kind].split())]
+    assert wrong == []
+    json.dumps(one.events)
+
+
+def test_events_come_in_the_order_of_what_happens(stage: Callable[..., Stage]) -> None:
+    kinds = [kind for kind, _ in rich_run(stage).events]
+    order = [kind for kind, _ in itertools.groupby(kinds)]
+    call = ["tool_use", "approval", "tool_output", "tool_result"]
+    assert order == [
+        *["init", "retry", "reasoning", "text", "usage", *call],
+        *["usage", "notice", "usage", "tool_use", "approval", "tool_result"],
+        *["text", "usage", "result"],
+    ]
+
+
+def test_init_is_the_first_event_and_result_the_last(stage: Callable[..., Stage]) -> None:
+    one = stage(["done"])
+    result = one.run()
+    (first, init), (last, end) = one.events[0], one.events[-1]
+    assert (first, last) == ("init", "result")
+    assert init["model"] == "flaky-1" and init["base_url"] == one.server.url
+    assert init["root"] == str(one.root) and init["mode"] == "auto"
+    assert init["session_id"] == end["session_id"] == result.session_id == one.saved()["id"]
+    assert init["sandbox"].startswith(("on", "off: "))
+    assert end == dataclasses.asdict(result)
+
+
+def test_the_events_of_a_call_hold_together(stage: Callable[..., Stage]) -> None:
+    one = stage([{"call": "echo", "arguments": {"text": "hi"}, "id": "abc"}, "done"], tools=[echo])
+    one.run()
+    (use,), (result,) = one.of("tool_use"), one.of("tool_result")
+    assert use == {"id": "abc", "name": "echo", "arguments": {"text": "hi"}}
+    assert (result["id"], result["name"], result["status"]) == ("abc", "echo", "ok")
+    assert (result["content"], result["decision"]) == ("hi", "allow")
+    assert isinstance(result["ms"], int) and result["ms"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "status"),
+    [("echo", "ask", "ok"), ("fail", "ask", "error"), ("act", "ask", "denied")]
+    + [("stopped", "auto", "cancelled")],
+)
+def test_a_result_says_how_the_call_ended(
+    stage: Callable[..., Stage], name: str, mode: str, status: str
+) -> None:
+    tools = [echo, fail, act, stopped]
+    one = stage([say("hi", name=name), "done"], mode=mode, tools=tools)
+    one.run()
+    assert [event["status"] for event in one.of("tool_result")] == [status]
+    assert one.of("tool_result")[0]["content"] == results(one.messages)[0]
+
+
+def test_usage_that_the_server_does_not_tell_is_estimated(stage: Callable[..., Stage]) -> None:
+    raw = b'data: {"choices":[{"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\n'
+    one = stage([{"raw": raw}])
+    one.run()
+    assert one.of("usage")[0]["estimated"] is True
+
+
+def test_a_callback_that_fails_does_not_end_the_turn(
+    stage: Callable[..., Stage], capsys: Any
+) -> None:
+    def emit(kind: str, **data: Any) -> None:
+        raise RuntimeError("broken callback")
+
+    one = stage([say("a", "b"), "done"], tools=[echo], emit=emit)
+    result = one.run()
+    assert (result.status, results(one.messages)) == ("done", ["a", "b"])
+    assert capsys.readouterr().err.count("broken callback") == 1
+
+
+# -- what is sent
+
+
+def test_each_request_begins_with_the_one_before(stage: Callable[..., Stage]) -> None:
+    texts = ["plain", "ünï → \u2028", "a\tb", "{}"]
+    steps = [say(*texts[: 1 + n % 4], f"{n}") for n in range(20)]
+    steps[3]["reasoning"], steps[5]["text"] = "Hm.", "Some text."
+    steps[7] = {"fault": "thought_signature", "call": "echo", "arguments": {"text": "7"}}
+    steps[9] = {"call": "echo", "arguments": '{ "text" :  "odd blanks" }'}
+    one = stage([*steps, "done", "more"], tools=[echo])
+    one.run()
+    one.run("next")
+    requests = one.server.requests
+    assert len(requests) == 22
+    for before, after in itertools.pairwise(requests):
+        head = {key: value for key, value in before.items() if key != "messages"}
+        assert head == {key: value for key, value in after.items() if key != "messages"}
+        assert after["messages"][: len(before["messages"])] == before["messages"]
+        assert after.raw.startswith(before.raw.removesuffix(b"]}"))
+
+
+def test_a_change_of_mode_is_told_once_in_the_next_user_message(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(["one", "two", "three"])
+    one.run("first")
+    one.agent.set_mode("plan")
+    one.run("second")
+    one.run("third")
+    first, second, third = users(one.sent())
+    assert "plan" in second and second.endswith("second")
+    assert (first, third) == ("first", "third")
+    assert one.sent()[0] == one.sent(0)[0]
+
+
+def test_a_mode_that_changes_back_does_not_leave_the_model_with_the_wrong_one(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(["one", "two"])
+    one.run("first")
+    one.agent.set_mode("plan")
+    one.agent.set_mode("auto")
+    one.agent.set_mode("auto")
+    one.run("second")
+    told = users(one.sent())[1]
+    assert told.rfind("auto") >= told.rfind("plan")
+    assert told.endswith("second")
+
+
+def test_a_changed_mode_holds_at_once(stage: Callable[..., Stage]) -> None:
+    one = stage([write("a"), "done"])
+    one.agent.set_mode("plan")
+    one.run()
+    assert results(one.sent())[0].startswith("denied: ")
+
+
+def test_the_system_message_holds_what_the_model_must_know(stage: Callable[..., Stage]) -> None:
+    (stage([]).root / "AGENTS.md").write_text("Use tabs.\n")
+    one = stage(["done"], mode="plan", append_system_prompt="Speak softly.")
+    one.run()
+    text = one.sent()[0]["content"]
+    wanted = [str(one.root), "plan", "Use tabs.", "Speak softly.", "denied"]
+    assert [word for word in wanted if word not in text] == []
+
+
+def test_notes_of_the_project_that_change_are_told_once_in_the_next_user_message(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(["one", "two", "three"])
+    one.run("first")
+    (one.root / "AGENTS.md").write_text("Use tabs from now on.\n")
+    one.run("second")
+    one.run("third")
+    first, second, third = users(one.sent())
+    assert "Use tabs from now on." in second and second.endswith("second")
+    assert (first, third) == ("first", "third")
+    assert one.sent()[0] == one.sent(0)[0]
+
+
+def test_a_bare_agent_reads_no_notes_of_the_project(stage: Callable[..., Stage]) -> None:
+    (stage([]).root / "AGENTS.md").write_text("Use tabs.\n")
+    one = stage(["done"], bare=True)
+    one.run()
+    assert "Use tabs." not in one.sent()[0]["content"]
+
+
+def test_the_notes_of_the_project_reach_from_the_git_root_down(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / ".git").mkdir()
+    for folder, text in ((tmp_path, "RULE ROOT"), (tmp_path / "a", "RULE A"), (inner, "RULE B")):
+        (folder / "AGENTS.md").write_text(text)
+    one = stage(["done"], workspace=str(inner), save_session=False)
+    one.run()
+    text = one.sent()[0]["content"]
+    places = [text.find(rule) for rule in ("RULE ROOT", "RULE A", "RULE B")]
+    assert -1 not in places and places == sorted(places)
+
+
+def test_notes_that_are_a_link_to_a_secret_are_not_read(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("TOP SECRET")
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws" / "AGENTS.md").symlink_to("../secret")
+    one = stage(["done"], workspace=str(tmp_path / "ws"))
+    one.run()
+    assert "TOP SECRET" not in one.sent()[0]["content"]
+
+
+def test_endless_notes_are_cut(stage: Callable[..., Stage]) -> None:
+    (stage([]).root / "AGENTS.md").write_text("x" * 200_000)
+    one = stage(["done"])
+    one.run()
+    assert one.sent()[0]["content"].count("x") < 33_000
+
+
+def test_another_model_gets_the_same_messages(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), "one", "two"], tools=[echo])
+    one.run()
+    one.agent.set_model("other")
+    one.run("next")
+    assert [request["model"] for request in one.server.requests] == ["flaky-1", "flaky-1", "other"]
+    assert results(one.sent()) == ["a"]
+
+
+def test_the_session_knows_which_state_of_a_file_the_model_saw(
+    stage: Callable[..., Stage],
+) -> None:
+    edit = {"call": "edit_file", "arguments": {"path": "f", "old": "one", "new": "two"}}
+    one = stage([{"call": "read_file", "arguments": {"path": "f"}}, "seen", edit, "done"])
+    (one.root / "f").write_text("one\n")
+    (one.root / "unseen").write_text("one\n")
+    hashes = []
+    for _ in range(2):
+        one.run()
+        hashes.append(one.saved()["files"])
+    expected = [{"f": hashlib.sha256(data).hexdigest()} for data in (b"one\n", b"two\n")]
+    assert hashes == expected
+
+
+# -- a disk that refuses
+
+
+def test_a_disk_that_refuses_is_said_once_and_the_work_goes_on(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    @tool(needs="run")
+    def jam() -> str:
+        """Put a folder where the file would be written."""
+        (path,) = (tmp_path / ".agent" / "sessions").glob("*.json")
+        path.with_name(path.name + ".tmp").mkdir()
+        return "jammed"
+
+    one = stage([{"call": "jam", "arguments": {}}, say("a"), "done", "on"], tools=[jam, echo])
+    result = one.run("first")
+    assert (result.status, result.text) == ("done", "done")
+    notices = [event for event in one.of("notice") if "saved" in event["text"]]
+    assert [event["level"] for event in notices] == ["warning"]
+    (folder,) = (tmp_path / ".agent" / "sessions").glob("*.tmp")
+    assert results(one.saved()["messages"]) == [INTERRUPTED]
+    folder.rmdir()
+    one.run("second")
+    assert results(one.saved()["messages"]) == ["jammed", "a"]
+
+
+def test_an_agent_that_keeps_nothing_leaves_nothing(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), "done"], tools=[echo], save_session=False)
+    result = one.run()
+    assert (result.status, result.session_id) == ("done", "")
+    assert list(one.root.iterdir()) == []
+
+
+def test_an_agent_that_never_began_leaves_no_session(stage: Callable[..., Stage]) -> None:
+    one = stage([])
+    one.agent.close()
+    assert list((one.root / ".agent" / "sessions").iterdir()) == []
+
+
+def test_the_key_is_in_no_file_and_no_event(stage: Callable[..., Stage]) -> None:
+    body = {"error": {"message": "wrong key sk-test-0123456789"}}
+    one = stage([{"status": 401, "body": body}])
+    known = dataclasses.replace(one.agent.settings, api_key="sk-test-0123456789")
+    two = build_agent(known, emit=lambda kind, **data: one.events.append((kind, data)))
+    assert two.run("go").exit_code == 41
+    two.close()
+    files = [path.read_text() for path in one.root.rglob("*") if path.is_file()]
+    assert "sk-test-0123456789" not in "".join([*files, str(one.events)])

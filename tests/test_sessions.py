@@ -1,0 +1,862 @@
+"""Section 3: one JSON file a session, saved whole or not at all, and held by one process."""
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import (
+    Agent,
+    Session,
+    SessionError,
+    Settings,
+    Transcript,
+    build_agent,
+    fork_session,
+    list_sessions,
+    new_session,
+    open_session,
+    problems,
+    read_session,
+    resume_session,
+    state_folder,
+)
+from flaky_server import FlakyServer
+
+ROOT = Path(__file__).resolve().parent.parent
+NOW = 1735786800.0
+SYSTEM = {"role": "system", "content": "be brief"}
+TALK = [SYSTEM, {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+OLD, MIDDLE, NEW = "20250101-101010-aaaa", "20250102-101010-bbbb", "20250103-101010-cccc"
+
+# What a second process does; each says a word when it is ready.
+HOLD = """
+import sys, agent, pathlib
+session, notes = agent.open_session(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.readline()
+session.close()
+"""
+SAVE_FOR_EVER = """
+import sys, agent, pathlib
+session, notes = agent.open_session(pathlib.Path(sys.argv[1]))
+while True:
+    session.transcript.add_user("x" * 1000)
+    session.save()
+    print(len(session.transcript.messages), flush=True)
+"""
+MAKE_SESSIONS = """
+import sys, agent, pathlib
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(15):
+    session = agent.new_session(pathlib.Path(sys.argv[1]), {}, float(sys.argv[2]))
+    session.save()
+    print(session.id, flush=True)
+    session.close()
+"""
+FULL_DISK = """
+import json, resource, sys, agent
+notices = []
+def emit(kind, **data):
+    notices.extend([data["text"]] if kind == "notice" else [])
+made = agent.build_agent(agent.Settings(model="flaky-1", base_url=sys.argv[1], api_key="x",
+                                        workspace=sys.argv[2]), emit=emit)
+path, limits = made.session.path, resource.getrlimit(resource.RLIMIT_FSIZE)
+made.run("one")
+before = path.read_bytes()
+resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+second = made.run("two " * 500)
+kept = path.read_bytes() == before
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+third = made.run("three")
+saved = json.loads(path.read_bytes())["messages"] == made.transcript.messages
+made.close()
+print(json.dumps([second.status, second.text, third.text, kept, saved, len(notices)]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a project's sessions."""
+    return state_folder(tmp_path) / "sessions"
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[Callable]:
+    """Start a script as a second process; all of them are gone at the end of the test."""
+    started: list[subprocess.Popen] = []
+
+    def start(script: str, *args: Any) -> subprocess.Popen:
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-c", script, *map(str, args)]
+        started.append(subprocess.Popen(command, env=env, cwd=tmp_path, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def stored(folder: Path, ident: str, messages: Any = TALK, **header: Any) -> Path:
+    """A session file as an earlier run left it; a later id is newer."""
+    path = folder / f"{ident}.json"
+    fields = {"version": 1, "id": ident, "created": 0, "updated": 0, "title": "hi"} | header
+    path.write_text(json.dumps({**fields, "messages": messages}))
+    day = int(ident[6:8])
+    os.utime(path, (NOW + day, NOW + day))
+    return path
+
+
+def loaded(path: Path) -> dict:
+    """What a session file holds."""
+    return json.loads(path.read_bytes())
+
+
+def mode(path: Path) -> str:
+    """The permissions of a file or folder."""
+    return oct(stat.S_IMODE(path.lstat().st_mode))
+
+
+def new_agent(
+    url: str, root: Path, session: Session | None = None, *, emit: Any = None, **options: Any
+) -> Agent:
+    """An agent that works in the folder."""
+    fixed = {"base_url": url, "api_key": "x", "workspace": str(root)}
+    settings = Settings(**{"model": "flaky-1", **options, **fixed})
+    return build_agent(settings, session=session, emit=emit)
+
+
+def collector(notices: list[dict]) -> Callable[..., None]:
+    """An event callback that keeps the notices."""
+    return lambda kind, **data: notices.extend([data] if kind == "notice" else [])
+
+
+def file_of(made: Agent) -> Path:
+    """The session file of an agent."""
+    assert made.session.path is not None
+    return made.session.path
+
+
+# -- the file ------------------------------------------------------------------------------------
+
+
+def test_a_session_file_has_the_promised_keys_and_one_message_a_line(tmp_path):
+    with FlakyServer([{"call": "list_files", "arguments": {}}, "done\n\u2028"]) as server:
+        made = new_agent(server.url, tmp_path)
+        made.run("look around")
+        made.close()
+    path = file_of(made)
+    value, lines = loaded(path), path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    keys = "version id created updated root model base_url title usage files messages"
+    assert set(value) >= set(keys.split())
+    assert [json.loads(line.rstrip(",")) for line in lines[1:-1]] == value["messages"]
+    assert (value["version"], value["id"], value["title"]) == (1, path.stem, "look around")
+    names = (value["root"], value["model"], value["base_url"])
+    assert names == (str(tmp_path), "flaky-1", server.url)
+
+
+def test_the_messages_of_the_file_are_the_transcript_with_the_system_message_as_sent(tmp_path):
+    with FlakyServer([{"call": "list_files", "arguments": {}}, "done"]) as server:
+        made = new_agent(server.url, tmp_path)
+        made.run("look around")
+        made.close()
+    messages = loaded(file_of(made))["messages"]
+    assert messages == made.transcript.messages
+    assert messages[0] == server.requests[-1]["messages"][0]
+    roles = [message["role"] for message in messages]
+    assert roles == ["system", "user", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.skipif(not shutil.which("jq"), reason="jq is not installed")
+def test_jq_and_grep_can_read_a_session_file(tmp_path, folder):
+    path = folder / f"{OLD}.json"
+    session = new_session(folder, {"title": "caf\u00e9"}, NOW)
+    session.transcript = Transcript(TALK)
+    session.save()
+    session.close()
+    path = session.folder / f"{session.id}.json"
+    query = ["jq", "-r", ".title, (.messages | length), .messages[2].content", str(path)]
+    assert subprocess.check_output(query, text=True) == "caf\u00e9\n3\nhello\n"
+    found = subprocess.check_output(["grep", '"assistant"', str(path)], text=True)
+    assert json.loads(found.rstrip(",\n")) == TALK[2]
+
+
+def test_an_id_is_the_time_and_four_hex_digits_and_names_the_file(folder):
+    session = new_session(folder, {}, NOW)
+    session.save()
+    session.close()
+    day, clock, tail = session.id.split("-")
+    assert (len(day), len(clock), len(tail)) == (8, 6, 4)
+    assert (day.isdigit(), clock.isdigit(), int(tail, 16) >= 0) == (True, True, True)
+    assert (folder / f"{session.id}.json").exists()
+
+
+def test_files_are_for_the_user_alone_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        with FlakyServer(["one", "two"]) as server:
+            made = new_agent(server.url, tmp_path)
+            made.run("hi")
+            made.run("more")
+            made.session.archive(TALK)
+            made.close()
+    finally:
+        os.umask(before)
+    state = tmp_path / ".agent"
+    found = {mode(path) for path in state.rglob("*") if path.is_file()}
+    assert (found, {mode(state), mode(state / "sessions")}) == ({"0o600"}, {"0o700"})
+
+
+def test_git_does_not_see_the_folder_and_the_users_own_ignore_file_is_not_touched(tmp_path):
+    (tmp_path / ".gitignore").write_text("*.pyc\n")
+    stored(state_folder(tmp_path) / "sessions", OLD)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    status = ["git", "-C", str(tmp_path), "status", "--porcelain", "--untracked-files=all"]
+    assert subprocess.check_output(status, text=True) == "?? .gitignore\n"
+    assert (tmp_path / ".gitignore").read_text() == "*.pyc\n"
+    assert (tmp_path / ".agent" / ".gitignore").read_text().split() == ["*"]
+
+
+@pytest.mark.parametrize("kind", ["file", "link to a folder", "link to nothing"])
+def test_a_state_folder_that_is_no_plain_folder_is_refused_and_left_alone(tmp_path, kind):
+    target = tmp_path / "elsewhere"
+    root = tmp_path / "project"
+    root.mkdir()
+    if kind == "file":
+        (root / ".agent").write_text("mine")
+    else:
+        (root / ".agent").symlink_to(target)
+    if kind == "link to a folder":
+        target.mkdir()
+    with pytest.raises(SessionError, match=r"\.agent"):
+        state_folder(root)
+    assert kind == "file" or not target.exists() or list(target.iterdir()) == []
+
+
+def test_a_link_in_place_of_a_session_file_or_its_temporary_file_is_not_written_through(
+    tmp_path, folder
+):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    session = new_session(folder, {}, NOW)
+    for name in (f"{session.id}.json", f"{session.id}.json.tmp"):
+        (folder / name).symlink_to(victim)
+    with contextlib.suppress(OSError):  # refusing is as good
+        session.save()
+    session.close()
+    assert victim.read_text() == "mine"
+
+
+# -- save and load -------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_what_is_loaded(folder):
+    session = new_session(folder, {"title": "caf\u00e9", "usage": {"prompt_tokens": 3}}, NOW)
+    session.transcript = Transcript([*TALK, {"role": "user", "content": "\U0001f600\n\u2028\x7f"}])
+    session.save()
+    session.close()
+    again, notes = open_session(folder / f"{session.id}.json")
+    again.close()
+    assert (again.transcript.messages, notes) == (session.transcript.messages, [])
+    assert again.header == session.header
+
+
+def test_unknown_keys_are_kept_in_the_header_in_messages_and_in_calls(folder):
+    call = {"id": "a", "type": "function", "function": {"name": "x", "arguments": "{}"}, "sig": [1]}
+    reply = {"role": "assistant", "content": None, "tool_calls": [call], "mood": "good"}
+    talk = [*TALK, reply, {"role": "tool", "tool_call_id": "a", "content": "ok", "at": 7}]
+    path = stored(folder, OLD, talk, pinned=True, tags={"a": [1, None]})
+    session, notes = open_session(path)
+    session.save()
+    session.close()
+    value = loaded(path)
+    assert (value["messages"], notes) == (talk, [])
+    assert (value["pinned"], value["tags"]) == (True, {"a": [1, None]})
+
+
+def test_a_bare_list_of_messages_is_a_session(folder):
+    path = folder / f"{OLD}.json"
+    path.write_text(json.dumps(TALK))
+    session, notes = open_session(path)
+    session.save()
+    session.close()
+    value = loaded(path)
+    assert (value["messages"], value["version"], value["id"], notes) == (TALK, 1, OLD, [])
+
+
+def test_a_file_without_a_version_and_without_a_header_is_taken(folder):
+    path = folder / f"{OLD}.json"
+    path.write_text(json.dumps({"messages": TALK}))
+    session, _ = open_session(path)
+    session.close()
+    assert (session.id, session.transcript.messages) == (OLD, TALK)
+
+
+def test_the_id_is_the_name_of_the_file_so_that_cp_forks(folder):
+    path = stored(folder, OLD)
+    copied = folder / f"{NEW}.json"
+    shutil.copy(path, copied)
+    before = path.read_bytes()
+    session, _ = open_session(copied)
+    session.transcript.add_user("only in the copy")
+    session.save()
+    session.close()
+    assert (session.id, path.read_bytes() == before) == (NEW, True)
+    assert (loaded(copied)["id"], len(loaded(copied)["messages"])) == (NEW, 4)
+
+
+def test_a_copy_under_any_name_is_a_session(folder):
+    shutil.copy(stored(folder, OLD), folder / "before the rewrite.json")
+    session, notices = resume_session(folder, "before")
+    assert session is not None
+    session.close()
+    assert (session.id, notices) == ("before the rewrite", [])
+
+
+def test_odd_values_in_the_header_do_not_end_a_run(tmp_path, folder):
+    odd = {"usage": None, "files": [], "title": 7, "model": 7, "base_url": None, "root": []}
+    path = stored(folder, OLD, **odd)
+    session, _ = open_session(path)
+    with FlakyServer(["done"]) as server:
+        made = new_agent(server.url, tmp_path, session)
+        result = made.run("go on")
+        made.close()
+    assert (result.status, result.text) == ("done", "done")
+    assert [message["content"] for message in loaded(path)["messages"]][-2:] == ["go on", "done"]
+
+
+def test_a_session_in_memory_leaves_nothing(tmp_path):
+    with FlakyServer(["one", "two"]) as server:
+        made = new_agent(server.url, tmp_path, save_session=False)
+        made.run("hi")
+        result = made.run("more")
+        made.close()
+    assert (result.text, list(tmp_path.iterdir())) == ("two", [])
+
+
+def test_a_session_that_never_began_leaves_no_file(tmp_path):
+    with FlakyServer([]) as server:
+        new_agent(server.url, tmp_path).close()
+    assert list((tmp_path / ".agent" / "sessions").iterdir()) == []
+
+
+def test_a_project_that_moved_still_has_its_sessions(tmp_path):
+    (tmp_path / "old").mkdir()
+    stored(state_folder(tmp_path / "old") / "sessions", OLD, root=str(tmp_path / "old"))
+    moved = (tmp_path / "old").rename(tmp_path / "new")
+    session, notices = resume_session(moved / ".agent" / "sessions", "")
+    with FlakyServer(["done"]) as server:
+        made = new_agent(server.url, moved, session)
+        made.run("go on")
+        made.close()
+    assert (notices, loaded(file_of(made))["root"]) == ([], str(moved))
+    assert str(moved) in server.requests[0]["messages"][0]["content"]
+
+
+def test_the_model_of_a_session_is_kept_only_at_its_own_endpoint(tmp_path, folder):
+    with FlakyServer([]) as server:
+        at_home = stored(folder, OLD, model="chosen", base_url=server.url)
+        foreign = stored(folder, NEW, model="chosen", base_url="http://127.0.0.1:9/v1")
+        found = []
+        for path in (at_home, foreign):
+            made = new_agent(server.url, tmp_path, open_session(path)[0], model="")
+            found.append((made.client.model, made.client.endpoint))
+            made.close()
+    assert found == [("chosen", server.url), ("flaky-1", server.url)]
+
+
+# -- files that are no sessions ------------------------------------------------------------------
+
+UNREADABLE = [
+    pytest.param(b"", id="empty"),
+    pytest.param(b"{", id="cut"),
+    pytest.param(b'{"version": 1, "messages": [{"role": "sys', id="cut in a message"),
+    pytest.param(b"{}", id="no messages"),
+    pytest.param(b'{"version": 1, "messages": {}}', id="messages that are no list"),
+    pytest.param(b'"text"', id="a text"),
+    pytest.param(b"null", id="null"),
+    pytest.param(b"\xff\xfe\x00", id="no text"),
+    pytest.param(b'{"messages": ["\xe9"]}', id="no UTF-8"),
+    pytest.param(b"[" * 100_000, id="endless nesting"),
+    pytest.param(b'{"version": 2, "messages": []}', id="newer version"),
+    pytest.param(b'{"version": 99, "messages": [], "new": 1}', id="much newer version"),
+    pytest.param(b'{"version": "2.0", "messages": []}', id="version of another kind"),
+]
+
+
+@pytest.mark.parametrize("data", UNREADABLE)
+def test_a_file_that_is_no_session_is_named_skipped_and_left_alone(folder, data):
+    stored(folder, OLD)
+    path = folder / f"{NEW}.json"
+    path.write_bytes(data)
+    session, notices = resume_session(folder, "")
+    assert session is not None
+    session.close()
+    assert (session.id, path.read_bytes() == data, len(notices)) == (OLD, True, 1)
+    assert f"{NEW}.json" in notices[0]
+    assert "\n" not in notices[0]
+
+
+@pytest.mark.parametrize("data", UNREADABLE)
+def test_a_file_that_is_no_session_can_not_be_opened_or_forked(folder, data):
+    path = folder / f"{NEW}.json"
+    path.write_bytes(data)
+    for _ in range(2):  # the lock is free again
+        with pytest.raises(SessionError, match=NEW) as caught:
+            open_session(path)
+    assert (caught.value.exit_code, "\n" in str(caught.value)) == (1, False)
+    assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"version": 2, "messages": []}'], ids=repr)
+def test_a_broken_session_that_is_asked_for_by_its_id_is_named_with_the_reason(folder, data):
+    stored(folder, OLD)
+    (folder / f"{NEW}.json").write_bytes(data)
+    with pytest.raises(SessionError) as caught:
+        resume_session(folder, NEW)
+    assert f"{NEW}.json" in str(caught.value)
+    assert (folder / f"{NEW}.json").read_bytes() == data
+
+
+def test_a_newer_version_says_that_it_is_newer(folder):
+    path = folder / f"{NEW}.json"
+    path.write_text('{"version": 2, "messages": []}')
+    with pytest.raises(SessionError, match="newer version"):
+        open_session(path)
+
+
+def test_what_is_no_file_is_named_and_skipped(folder):
+    stored(folder, OLD)
+    (folder / f"{NEW}.json").mkdir()
+    (folder / f"{MIDDLE}.json").symlink_to("nowhere")
+    session, notices = resume_session(folder, "")
+    assert session is not None
+    session.close()
+    named = [name for name in (MIDDLE, NEW) if any(name in notice for notice in notices)]
+    assert (session.id, named) == (OLD, [MIDDLE, NEW])
+
+
+def test_a_damaged_transcript_is_healed_once_and_the_original_is_kept(folder):
+    call = {"id": "a", "type": "function", "function": {"name": "x", "arguments": "{"}}
+    damaged = [*TALK, {"role": "assistant", "content": None, "tool_calls": [call]}, 7]
+    path = stored(folder, OLD, damaged)
+    before = path.read_bytes()
+    session, notes = open_session(path)
+    session.close()
+    assert (len(notes) > 0, problems(loaded(path)["messages"])) == (True, [])
+    assert path.with_suffix(".bak").read_bytes() == before
+    again, notes = open_session(path)
+    again.close()
+    assert notes == []
+
+
+# -- which session ------------------------------------------------------------------------------
+
+
+def test_sessions_are_listed_newest_first_with_what_is_in_them(folder):
+    stored(folder, OLD, title="first")
+    stored(folder, NEW, [SYSTEM], title="third")
+    stored(folder, MIDDLE, title="second")
+    entries, notices = list_sessions(folder)
+    rows = [(entry.id, entry.messages, entry.title) for entry in entries]
+    assert rows == [(NEW, 1, "third"), (MIDDLE, 3, "second"), (OLD, 3, "first")]
+    assert notices == []
+
+
+def test_other_files_in_the_folder_are_no_sessions(folder):
+    stored(folder, OLD)
+    for name in ("lock", "bak", "archive.jsonl", "json.tmp", "bak.tmp"):
+        (folder / f"{OLD}.{name}").write_text("x")
+    entries, notices = list_sessions(folder)
+    assert ([entry.id for entry in entries], notices) == ([OLD], [])
+
+
+def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path, folder):
+    assert (resume_session(folder, ""), list_sessions(folder)) == ((None, []), ([], []))
+    assert list_sessions(tmp_path / "missing") == ([], [])
+
+
+@pytest.mark.parametrize(
+    "wanted, found",
+    [
+        pytest.param("", NEW, id="the newest"),
+        pytest.param(OLD, OLD, id="a whole id"),
+        pytest.param("20250102", MIDDLE, id="the day"),
+        pytest.param("20250101-1", OLD, id="the beginning"),
+    ],
+)
+def test_a_session_is_found_by_the_beginning_of_its_id(folder, wanted, found):
+    for ident in (NEW, OLD, MIDDLE):
+        stored(folder, ident)
+    session, notices = resume_session(folder, wanted)
+    assert session is not None
+    session.close()
+    assert (session.id, notices) == (found, [])
+
+
+def test_the_newest_session_is_the_one_that_was_used_last(folder):
+    stored(folder, NEW)
+    session, _ = open_session(stored(folder, OLD))
+    session.save()
+    session.close()
+    found, _ = resume_session(folder, "")
+    assert found is not None
+    found.close()
+    assert found.id == OLD
+
+
+def test_a_whole_id_is_found_beside_a_longer_one(folder):
+    stored(folder, OLD)
+    shutil.copy(stored(folder, OLD), folder / f"{OLD}-copy.json")
+    session, _ = resume_session(folder, OLD)
+    assert session is not None
+    session.close()
+    assert session.id == OLD
+
+
+@pytest.mark.parametrize("wanted", ["2025", "20250909", "aaaa", "*", "../x"])
+def test_an_id_that_fits_none_or_two_is_an_error_in_one_line_that_names_it(folder, wanted):
+    stored(folder, OLD)
+    stored(folder, NEW)
+    with pytest.raises(SessionError) as caught:
+        resume_session(folder, wanted)
+    text = str(caught.value)
+    assert (caught.value.exit_code, wanted in text, "\n" in text) == (1, True, False)
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+def test_a_session_that_git_tracks_is_not_resumed_without_a_humans_yes(tmp_path):
+    stored(state_folder(tmp_path) / "sessions", OLD, [SYSTEM, {"role": "user", "content": "evil"}])
+    for words in (["init", "-q"], ["add", "-f", ".agent"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    with FlakyServer(["done"]) as server:
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+        env |= {"AGENT_BASE_URL": server.url, "AGENT_API_KEY": "x", "AGENT_MODEL": "flaky-1"}
+        command = [sys.executable, "-m", "agent", "--yes", "--resume", "hi"]
+        pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 60}
+        subprocess.run(command, cwd=tmp_path, env=env, **pipes)
+    sent = [message["content"] for body in server.requests for message in body["messages"]]
+    assert "evil" not in sent
+
+
+# -- locks ---------------------------------------------------------------------------------------
+
+
+def test_a_session_that_another_process_holds_names_that_process(folder, child):
+    path = stored(folder, OLD)
+    holder = child(HOLD, path)
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(SessionError, match=rf"\b{holder.pid}\b.*--fork"):
+        open_session(path)
+
+
+def test_the_newest_session_that_nobody_holds_is_resumed(folder, child):
+    stored(folder, OLD)
+    newest = stored(folder, NEW)
+    assert child(HOLD, newest).stdout.readline() == "held\n"
+    session, notices = resume_session(folder, "")
+    assert session is not None
+    session.close()
+    assert (session.id, len(notices), NEW in notices[0]) == (OLD, 1, True)
+
+
+def test_when_all_sessions_are_held_there_is_none_to_resume(folder, child):
+    path = stored(folder, OLD)
+    assert child(HOLD, path).stdout.readline() == "held\n"
+    before = path.read_bytes()
+    session, notices = resume_session(folder, "")
+    assert (session, len(notices), path.read_bytes() == before) == (None, 1, True)
+
+
+def test_the_lock_of_a_process_that_was_killed_is_free(folder, child):
+    path = stored(folder, OLD)
+    holder = child(HOLD, path)
+    assert holder.stdout.readline() == "held\n"
+    holder.kill()
+    holder.wait(20)
+    assert path.with_suffix(".lock").exists()
+    session, notes = open_session(path)
+    session.close()
+    assert (session.id, notes) == (OLD, [])
+
+
+def test_a_session_is_free_when_its_process_closed_it(folder, child):
+    path = stored(folder, OLD)
+    holder = child(HOLD, path)
+    holder.communicate("\n", timeout=20)
+    session, _ = open_session(path)
+    session.close()
+    assert session.id == OLD
+
+
+def test_a_lock_file_with_any_text_in_it_is_only_a_file(folder):
+    path = stored(folder, OLD)
+    path.with_suffix(".lock").write_text("1\n")
+    session, _ = open_session(path)
+    session.close()
+    assert session.id == OLD
+
+
+def test_one_process_can_not_open_a_session_twice(folder):
+    path = stored(folder, OLD)
+    session, _ = open_session(path)
+    with pytest.raises(SessionError, match=str(os.getpid())):
+        open_session(path)
+    session.close()
+
+
+def test_saving_keeps_the_lock_and_never_replaces_its_file(folder):
+    session = new_session(folder, {}, NOW)
+    lock = folder / f"{session.id}.lock"
+    before = lock.stat().st_ino
+    for _ in range(3):
+        session.save()
+    with pytest.raises(SessionError):
+        open_session(folder / f"{session.id}.json")
+    assert lock.stat().st_ino == before
+    session.close()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_lock_that_can_not_be_taken_is_named_and_the_session_skipped(tmp_path, folder, kind):
+    stored(folder, OLD)
+    lock = stored(folder, NEW).with_suffix(".lock")
+    lock.mkdir() if kind == "folder" else lock.symlink_to(tmp_path / "victim")
+    session, notices = resume_session(folder, "")
+    assert session is not None
+    session.close()
+    assert (session.id, len(notices), NEW in notices[0]) == (OLD, 1, True)
+    assert not (tmp_path / "victim").exists()
+
+
+# -- ids and forks -------------------------------------------------------------------------------
+
+
+def test_processes_that_start_in_the_same_second_get_different_ids(folder, child):
+    started = [child(MAKE_SESSIONS, folder, NOW) for _ in range(20)]
+    assert [process.stdout.readline() for process in started] == ["ready\n"] * 20
+    for process in started:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    ids = [line for process in started for line in process.communicate(timeout=60)[0].split()]
+    assert (len(ids), len(set(ids)), len({ident[:15] for ident in ids})) == (300, 300, 1)
+
+
+def test_an_id_that_is_held_but_has_no_file_yet_is_not_given_again(folder):
+    sessions = [new_session(folder, {}, NOW) for _ in range(200)]
+    ids = {session.id for session in sessions}
+    for session in sessions:
+        session.close()
+    assert (len(ids), list(folder.iterdir())) == (200, [])
+
+
+def test_a_fork_leaves_the_original_as_it_is_to_the_byte(folder):
+    path = stored(folder, OLD, pinned=True)
+    before = path.read_bytes()
+    [entry], _ = list_sessions(folder)
+    fork = fork_session(entry, folder, NOW)
+    fork.transcript.add_user("only in the fork")
+    fork.save()
+    fork.close()
+    value = loaded(folder / f"{fork.id}.json")
+    assert (path.read_bytes() == before, fork.id != OLD) == (True, True)
+    assert value["messages"] == [*TALK, {"role": "user", "content": "only in the fork"}]
+    assert (value["id"], value["pinned"], value["title"]) == (fork.id, True, "hi")
+
+
+def test_a_session_that_is_held_can_be_forked(folder, child):
+    path = stored(folder, OLD)
+    assert child(HOLD, path).stdout.readline() == "held\n"
+    [entry], _ = list_sessions(folder)
+    fork = fork_session(entry, folder, NOW)
+    fork.save()
+    fork.close()
+    assert loaded(folder / f"{fork.id}.json")["messages"] == TALK
+
+
+def test_a_fork_of_a_damaged_session_is_healed_and_the_original_is_not(folder):
+    path = stored(folder, OLD, [*TALK, {"role": "tool", "tool_call_id": "x", "content": "lost"}])
+    before = path.read_bytes()
+    [entry], _ = list_sessions(folder)
+    fork = fork_session(entry, folder, NOW)
+    fork.close()
+    assert (fork.transcript.messages, path.read_bytes() == before) == (TALK, True)
+
+
+# -- when it is saved ----------------------------------------------------------------------------
+
+
+def wire(message: dict) -> dict:
+    """A stored message without what is never sent."""
+    return {key: value for key, value in message.items() if key != "_"}
+
+
+def test_the_disk_is_never_behind_a_request(tmp_path):
+    folder, behind = tmp_path / ".agent" / "sessions", []
+
+    def step(number: int) -> Callable:
+        def reply(request: dict) -> Any:
+            [path] = folder.glob("*.json")
+            saved = [wire(message) for message in loaded(path)["messages"]]
+            behind.append(saved == request["messages"])
+            return {"call": "list_files", "arguments": {}} if number < 2 else "done"
+
+        return reply
+
+    with FlakyServer([step(0), step(1), step(2)]) as server:
+        made = new_agent(server.url, tmp_path)
+        assert made.run("look around").text == "done"
+        made.close()
+    assert behind == [True, True, True]
+
+
+def test_the_backup_is_the_session_as_it_stood_when_the_last_turn_began(tmp_path):
+    with FlakyServer(["one", {"call": "list_files", "arguments": {}}, "two"]) as server:
+        made = new_agent(server.url, tmp_path)
+        made.run("hi")
+        before = file_of(made).read_bytes()
+        made.run("more")
+        made.close()
+    assert file_of(made).with_suffix(".bak").read_bytes() == before
+    assert file_of(made).read_bytes() != before
+
+
+def test_removed_messages_are_added_to_the_archive_one_a_line(folder):
+    session = new_session(folder, {}, NOW)
+    session.archive(TALK[:2])
+    session.archive([{"role": "assistant", "content": "a\n\ud83d"}])
+    session.close()
+    lines = (folder / f"{session.id}.archive.jsonl").read_bytes().decode().splitlines()
+    assert [json.loads(line)["role"] for line in lines] == ["system", "user", "assistant"]
+    assert json.loads(lines[1]) == TALK[1]
+
+
+# -- a disk that refuses, a process that dies ----------------------------------------------------
+
+
+def test_what_an_interrupted_save_left_behind_is_harmless(folder):
+    path = stored(folder, OLD)
+    left = folder / f"{OLD}.json.tmp"
+    left.write_text('{"version": 1, "messages": [{"role": "sys')
+    session, notes = open_session(path)
+    session.save()
+    session.close()
+    assert (loaded(path)["messages"], notes) == (TALK, [])
+    assert (left.exists(), len(list_sessions(folder)[0])) == (False, 1)
+
+
+def test_a_temporary_file_of_others_does_not_open_the_session_to_them(folder):
+    path = stored(folder, OLD)
+    left = folder / f"{OLD}.json.tmp"
+    left.touch()
+    left.chmod(0o644)
+    session, _ = open_session(path)
+    session.save()
+    session.close()
+    assert mode(path) == "0o600"
+
+
+def test_a_save_that_is_killed_leaves_the_old_or_the_new_file(folder, child):
+    path = stored(folder, OLD, [*TALK, *({"role": "user", "content": "x" * 1000},) * 1500])
+    for lines in (1, 2, 3, 5, 8):
+        process = child(SAVE_FOR_EVER, path)
+        last = [process.stdout.readline() for _ in range(lines)][-1]
+        process.kill()
+        last = (process.communicate(timeout=20)[0] or last).split()[-1]
+        session, notes = open_session(path)
+        session.close()
+        assert len(session.transcript.messages) - int(last) in (0, 1)
+        assert notes == []
+
+
+def test_a_full_disk_keeps_the_old_file_and_the_run_goes_on_with_one_notice(tmp_path, child):
+    (tmp_path / "work").mkdir()
+    with FlakyServer(["one", {"call": "list_files", "arguments": {}}, "two", "three"]) as server:
+        output, _ = child(FULL_DISK, server.url, tmp_path / "work").communicate(timeout=60)
+    assert json.loads(output) == ["done", "two", "three", True, True, 1]
+
+
+@pytest.mark.parametrize("kind", ["a folder in place of the temporary file", "no folder any more"])
+def test_a_disk_that_refuses_is_one_notice_and_the_run_goes_on(tmp_path, kind):
+    notices: list[dict] = []
+    script = ["one", {"call": "list_files", "arguments": {}}, "two", "three"]
+    with FlakyServer(script) as server:
+        made = new_agent(server.url, tmp_path, emit=collector(notices))
+        made.run("hi")
+        before = file_of(made).read_bytes()
+        give_back = refuse_writes(file_of(made), kind)
+        second = made.run("more")
+        give_back()
+        kept = file_of(made).read_bytes() == before
+        assert (second.status, second.text, kept, len(notices)) == ("done", "two", True, 1)
+        assert made.run("and now").text == "three"
+        made.close()
+    assert loaded(file_of(made))["messages"] == made.transcript.messages
+
+
+def refuse_writes(path: Path, kind: str) -> Callable[[], object]:
+    """Make each save of a session fail, for root too; returns what undoes it."""
+    if kind.startswith("a folder"):
+        blocker = path.with_name(path.name + ".tmp")
+        blocker.mkdir()
+        return blocker.rmdir
+    aside = path.parent.rename(path.parent.with_name("aside"))
+    path.parent.write_text("in the way")
+
+    def give_back() -> None:
+        path.parent.unlink()
+        aside.rename(path.parent)
+
+    return give_back
+
+
+def test_a_save_that_fails_raises_and_leaves_the_old_file(folder):
+    session, _ = open_session(stored(folder, OLD))
+    path = folder / f"{OLD}.json"
+    before = path.read_bytes()
+    give_back = refuse_writes(path, "a folder")
+    session.transcript.add_user("more")
+    with pytest.raises(OSError):
+        session.save()
+    give_back()
+    session.close()
+    assert path.read_bytes() == before
+
+
+def test_surrogates_never_break_a_save(folder):
+    session = new_session(folder, {"title": "caf\udce9", "root": "/w\udcff"}, NOW)
+    session.transcript = Transcript([*TALK, {"role": "user", "content": "\ud83d caf\udce9"}])
+    session.save()
+    session.close()
+    again, _ = open_session(folder / f"{session.id}.json")
+    again.close()
+    assert len(again.transcript.messages) == 4
+    assert (problems(again.transcript.messages), again.header["title"][:3]) == ([], "caf")
+
+
+def test_a_prompt_of_bytes_that_are_no_text_is_sent_and_saved(tmp_path):
+    with FlakyServer(["done"]) as server:
+        made = new_agent(server.url, tmp_path)
+        result = made.run("caf\udce9 \ud83d\ude00\0")
+        made.close()
+    assert (result.status, server.requests[0].problems) == ("done", [])
+    assert loaded(file_of(made))["messages"][1]["content"] == "caf\ufffd \U0001f600\ufffd"
+
+
+def test_a_file_with_escaped_surrogates_is_healed_on_load(folder):
+    path = stored(folder, OLD, [*TALK, {"role": "user", "content": "\ud83d x"}])
+    session, notes = open_session(path)
+    session.close()
+    assert session.transcript.messages[-1] == {"role": "user", "content": "\ufffd x"}
+    assert (len(notes) > 0, read_session(path)[1]) == (True, session.transcript.messages)
