@@ -164,8 +164,8 @@ class Settings:
         if self.base_url and not re.match(r"https?://[^/\s]+", self.base_url):
             raise UsageError(f"base URL {self.base_url!r} does not start with http:// or https://")
         for name in ("context", "compact_at", "max_turns"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name} can not be negative")
+            if not 0 <= getattr(self, name) < sys.maxsize:  # also refuses NaN
+                raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
 
     @property
     def endpoint(self) -> str:
@@ -722,8 +722,8 @@ def heal(messages: Iterable[Any]) -> tuple[list[Message], list[str]]:
     for at, message in enumerate(cleaned):
         role = message.get("role")
         if role == "assistant":
-            texts = [results.get((at, n)) for n in range(len(calls_of(message)))]
-            healed += heal_reply(message, taken, texts)
+            known = [results.get((at, n)) for n in range(len(calls_of(message)))]
+            healed += heal_reply(message, taken, known)
         elif role in ("user", "system"):
             text = text_of(message.get("content")) or "(empty)"
             healed.append({**message, "role": "user" if healed else role, "content": text})
@@ -735,12 +735,12 @@ def heal(messages: Iterable[Any]) -> tuple[list[Message], list[str]]:
     return healed, notes
 
 
-def pair_results(messages: Sequence[Message]) -> tuple[dict[tuple[int, int], str], int]:
-    """Result texts by (index of the reply, number of its call), and how many fit no call.
+def pair_results(messages: Sequence[Message]) -> tuple[dict[tuple[int, int], Message], int]:
+    """Results by (index of the reply, number of its call), and how many fit no call.
 
     A result belongs to the latest open call before it that has its id: ids may repeat.
     """
-    found: dict[tuple[int, int], str] = {}
+    found: dict[tuple[int, int], Message] = {}
     open_calls: dict[str, list[tuple[int, int]]] = {}
     orphans = 0
     for at, message in enumerate(messages):
@@ -750,7 +750,7 @@ def pair_results(messages: Sequence[Message]) -> tuple[dict[tuple[int, int], str
         if message.get("role") == "tool":
             queue = open_calls.get(str(message.get("tool_call_id")))
             if queue:
-                found[queue.pop(0)] = text_of(message.get("content"))
+                found[queue.pop(0)] = message
             else:
                 orphans += 1
     return found, orphans
@@ -761,7 +761,9 @@ def well_formed_calls(message: Message) -> list[Message]:
     return [call for call in calls_of(message) if isinstance(call, dict)]
 
 
-def heal_reply(message: Message, taken: set[str], texts: Sequence[str | None]) -> list[Message]:
+def heal_reply(
+    message: Message, taken: set[str], results: Sequence[Message | None]
+) -> list[Message]:
     """One assistant message with its results behind it; [] when nothing is left of it."""
     items = well_formed_calls(message)
     healed = {**message, "tool_calls": items}
@@ -770,8 +772,11 @@ def heal_reply(message: Message, taken: set[str], texts: Sequence[str | None]) -
     stored, calls = normalise_reply(healed, taken)
     answers = []
     for number, call in enumerate(calls):
-        known = texts[number]
-        answers.append(result_message(call.id, LOST if known is None else known))
+        known = results[number]
+        answer = result_message(call.id, LOST) if known is None else known
+        answers.append(
+            {**answer, "tool_call_id": call.id, "content": text_of(answer.get("content"))}
+        )
     return [stored, *answers] if stored.get("content") or calls else []
 
 
@@ -836,7 +841,8 @@ def state_folder(root: Path) -> Path:
 def write_private(path: Path, text: str, *, sync: bool = False) -> None:
     """Write a file of ours whole: 0600 from its creation, temporary file and rename."""
     temporary = path.with_name(path.name + ".tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    temporary.unlink(missing_ok=True)  # what a kill left, or another put there
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with open(os.open(temporary, flags, 0o600), "wb") as file:
         file.write(text.encode("utf-8", "replace"))
         if sync:
@@ -993,49 +999,63 @@ def open_session(path: Path) -> tuple[Session, list[str]]:
     return session, notes
 
 
-def resume_session(folder: Path, wanted: str) -> tuple[Session | None, list[str]]:
-    """The session whose id starts with `wanted`, or for "" the newest that nobody holds."""
-    entries, notices = list_sessions(folder)
-    if wanted:
-        return find_and_open(entries, wanted)
-    for entry in entries:
+def resume_session(
+    folder: Path,
+    wanted: str,
+    *,
+    fork: bool = False,
+    check: Callable[[Path], None] = lambda path: None,
+) -> tuple[Session | None, list[str]]:
+    """The session whose id starts with `wanted`, or for "" the newest that can be opened.
+
+    `fork` opens a copy. `check` may raise SessionError to keep a file from being used.
+    """
+    entries, notices = ([], []) if wanted else list_sessions(folder)
+    for path in [find_session(folder, wanted)] if wanted else [entry.path for entry in entries]:
         try:
-            session, notes = open_session(entry.path)
+            check(path)
+            session, notes = fork_session(path, folder) if fork else open_session(path)
         except SessionError as error:
+            if wanted:
+                raise
             notices.append(f"skipped: {error}")
             continue
         return session, notices + notes
     return None, notices
 
 
-def find_and_open(entries: Sequence[SessionEntry], wanted: str) -> tuple[Session, list[str]]:
-    """Open the one session whose id starts with `wanted`."""
-    return open_session(find_session(entries, wanted).path)
-
-
-def find_session(entries: Sequence[SessionEntry], wanted: str) -> SessionEntry:
-    """The one session whose id starts with `wanted`. Raises SessionError for none and for two."""
-    fitting = [entry for entry in entries if entry.id.startswith(wanted)]
-    exact = [entry for entry in fitting if entry.id == wanted]
+def find_session(folder: Path, wanted: str) -> Path:
+    """The one session file whose id starts with `wanted`. Raises SessionError for none and two."""
+    fitting = sorted(path for path in folder.glob("*.json") if path.stem.startswith(wanted))
+    exact = [path for path in fitting if path.stem == wanted]
     if len(exact or fitting) == 1:
         return (exact or fitting)[0]
     if not fitting:
         raise SessionError(f"no session starts with {wanted!r} (agent --sessions lists them)")
-    ids = ", ".join(entry.id for entry in fitting[:5])
+    ids = ", ".join(path.stem for path in fitting[:5])
     raise SessionError(f"{len(fitting)} sessions start with {wanted!r}: {ids}")
 
 
-def fork_session(source: Session | SessionEntry, folder: Path, now: float) -> Session:
-    """A copy under a new id; the original is not touched."""
-    if isinstance(source, Session):
-        header, messages = source.header, source.transcript.messages
-    else:
-        header, messages = read_session(source.path)
-        messages, _ = heal(messages)
+def tracked_by_git(path: Path) -> bool:
+    """Whether a file came with the repository. Our own git calls run nothing of it."""
+    import subprocess
+
+    quiet = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks"]
+    command = ["git", *quiet, "-C", str(path.parent), "ls-files", "--error-unmatch", path.name]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:  # no git: nothing can say that it is tracked
+        return False
+
+
+def fork_session(path: Path, folder: Path) -> tuple[Session, list[str]]:
+    """A copy of a session under a new id; the original is not touched."""
+    header, messages = read_session(path)
+    healed, notes = heal(messages)
     kept = {k: v for k, v in header.items() if k not in ("version", "id", "created", "updated")}
-    session = new_session(folder, kept, now)
-    session.transcript = Transcript(messages)
-    return session
+    session = new_session(folder, kept, time.time())
+    session.transcript = Transcript(healed)
+    return session, notes
 
 
 # == 4. Client ================================================================
@@ -1828,8 +1848,9 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
     made = []
     for part in parts:
         if len(part) > 1 and part.startswith("["):
-            part = part.replace("\\", "\\\\")
-            made.append("[^" + part[2:] if part.startswith("[!") else part)
+            negated = part.startswith("[!")
+            inner = re.sub(r"([\\\[&~|])", r"\\\1", part[2 if negated else 1 : -1])
+            made.append(f"[{'^' if negated else ''}{inner}]")
         else:
             made.append(tokens.get(part) or re.escape(part))
     return re.compile("".join(made), re.DOTALL)
@@ -1966,7 +1987,7 @@ class Workspace:
             if entry.is_dir(follow_symlinks=False):
                 if entry.name not in SKIPPED_FOLDERS:
                     yield from self.walk(Path(entry.path))
-            elif entry.is_file():
+            elif entry.is_file(follow_symlinks=False):
                 yield self.relative(Path(entry.path))
 
 
@@ -2234,13 +2255,13 @@ class Capture:
 
     def add(self, data: bytes) -> None:
         """Take what was printed."""
-        self.size += len(data)
+        kept, self.size = self.size, self.size + len(data)
         room = HEAD_BYTES - len(self.head)
         self.head += data[:room]
         self.tail += data[max(0, room) :]
         if self._file is not None:
-            self._file.write(data[: max(0, OUTPUT_FILE_BYTES - self.size)])
-        elif len(self.tail) > TAIL_BYTES and self.path is not None:
+            self._file.write(data[: max(0, OUTPUT_FILE_BYTES - kept)])
+        elif self.size > RESULT_CHARS // 2 and self.path is not None:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             self._file = open(os.open(self.path, flags, 0o600), "wb")
@@ -3208,6 +3229,7 @@ class Policy:
     deny: tuple[Rule, ...] = ()
     network: bool = False
     fetch_hosts: tuple[str, ...] = ()
+    root: str = ""  # of the workspace
 
 
 def parse_rule(text: str) -> Rule:
@@ -3218,12 +3240,12 @@ def parse_rule(text: str) -> Rule:
     return Rule(name, pattern.strip())
 
 
-def make_policy(settings: Settings, mode: str, session_hosts: Iterable[str] = ()) -> Policy:
-    """The policy of a run; `session_hosts` are those a person approved."""
+def make_policy(settings: Settings, mode: str, hosts: Iterable[str] = (), root: str = "") -> Policy:
+    """The policy of a run; `hosts` are those a person approved."""
     rules = [tuple(parse_rule(t) for t in texts) for texts in (settings.allow, settings.ask)]
     deny = tuple(parse_rule(text) for text in settings.deny)
-    hosts = (*settings.fetch_hosts, *session_hosts)
-    return Policy(mode, rules[0], rules[1], deny, settings.network, hosts)
+    known = (*settings.fetch_hosts, *hosts)
+    return Policy(mode, rules[0], rules[1], deny, settings.network, known, root)
 
 
 class NotSimple(Exception):
@@ -3302,9 +3324,16 @@ def read_word(command: str, at: int) -> tuple[str, int]:
 
 # Commands that only read, whatever their arguments, as long as these stay inside.
 READ_ONLY_COMMANDS = frozenset(
-    "ls pwd cat head tail wc stat file du basename dirname echo true".split()
+    "ls pwd cat head tail wc stat file du basename dirname echo true grep".split()
 )
-READ_ONLY_FLAGS_REFUSED = re.compile(r"-.*(files0-from|retry|follow|compile)|-[a-zA-Z]*C|-f$|-F$")
+# Options that write, wait for ever, or read what is not named on the command line.
+REFUSED_OPTIONS = {
+    "tail": re.compile(r"-[a-zA-Z0-9]*[fF]|--(follow|retry|pid)"),
+    "file": re.compile(r"-[a-zA-Z]*[Cfm]|--(compile|files-from|magic-file)"),
+    "wc": re.compile(r"--files0-from"),
+    "du": re.compile(r"--files0-from|-[a-zA-Z]*X|--exclude-from"),
+    "grep": re.compile(r"-[a-zA-Z]*[rRfd]|--(recursive|dereference|file|directories|exclude-from)"),
+}
 
 
 def reads_only(words: Sequence[str]) -> bool:
@@ -3313,7 +3342,8 @@ def reads_only(words: Sequence[str]) -> bool:
         return False
     for word in words[1:]:
         outside = word.startswith(("/", "~")) or ".." in word.split("/") or "=/" in word
-        if outside or (words[0] in ("tail", "file") and READ_ONLY_FLAGS_REFUSED.match(word)):
+        refused = REFUSED_OPTIONS.get(words[0])
+        if outside or (refused and refused.match(word)):
             return False
         if any(path_match(pattern, word) for pattern in SECRETS):
             return False
@@ -3411,7 +3441,11 @@ def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: st
     if denied:
         return Decision("deny", f"the rule deny {denied.text!r}", denied.text)
     allowed = matching(policy.allow, name, subject, kind)
-    exact = allowed is not None and allowed.pattern.removeprefix("./") == subject
+    exact = allowed is not None and allowed.pattern in (
+        subject,
+        f"./{subject}",
+        glob_escape(subject),
+    )
     asked = matching(policy.ask, name, subject, kind)
     found = protected(subject) if needs == "write" else None
     if found and (found.outcome == "deny" or not exact):
@@ -3467,7 +3501,10 @@ def denied_word(policy: Policy, command: str) -> Rule | None:
     """A deny rule `* path` that a word of a command matches."""
     rules = [rule for rule in policy.deny if rule.tool == "*"]
     for word in re.split(r"[\s;&|<>()'\"=]+", command) if rules else ():
-        found = matching(rules, "*", word.removeprefix("./"), "path") if word else None
+        path = os.path.relpath(os.path.normpath(f"{policy.root}/{word}"), policy.root or ".")
+        if word.startswith("/"):
+            path = os.path.relpath(os.path.normpath(word), policy.root or "/")
+        found = matching(rules, "*", path, "path") if word else None
         if found:
             return found
     return None
@@ -3500,9 +3537,9 @@ def permitting_rules(policy: Policy, name: str, subject: str) -> list[str]:
     except NotSimple:
         return []
     judged = [(words, decide_part(policy, words).outcome) for words in parts]
-    return [
-        f"bash {glob_escape(' '.join(words))}" for words, outcome in judged if outcome != "allow"
-    ]
+    texts = [" ".join(words) for words, outcome in judged if outcome != "allow"]
+    rules = [f"bash {glob_escape(text)}" for text in texts]
+    return rules if all(text == text.strip() for text in texts) else []
 
 
 def glob_escape(text: str) -> str:
@@ -3640,6 +3677,7 @@ class Agent:
         self.tools_json = ""
         self.shell: ShellTools | None = None
         self.notes: list[str] = []  # for the next user message
+        self.project_notes = ""  # AGENTS.md as the model knows it
         self.hosts: set[str] = set()  # that a person approved in this session
         self.denied: list[dict[str, Any]] = []  # calls of this run that were not permitted
         self.unattended = False  # one of them needed a human and there was none
@@ -3690,8 +3728,8 @@ class Agent:
         """The system prompt with the project's AGENTS.md."""
         settings = self.settings
         extra = [settings.append_system_prompt] if settings.append_system_prompt else []
-        if not settings.bare:
-            extra += [read_agents_md(self.workspace)]
+        self.project_notes = "" if settings.bare else read_agents_md(self.workspace)
+        extra.append(self.project_notes)
         return SYSTEM_PROMPT.format(
             root=self.workspace.root,
             system=sys.platform,
@@ -3744,6 +3782,10 @@ class Agent:
     def begin_turn(self, prompt: str) -> None:
         """The user message, with what changed since the last one, saved before anything is sent."""
         self.keep(self.session.keep_backup)
+        changed = "" if self.settings.bare else read_agents_md(self.workspace)
+        if changed != self.project_notes:
+            self.project_notes = changed
+            self.notes.append(f"[note: the project notes changed; they are now:]\n{changed}\n")
         self.task, self.notes = "\n".join([*self.notes, prompt]), []
         self.limit, self.nudges, self.streak = self.settings.max_turns, 0, []
         header = self.session.header
@@ -3879,9 +3921,13 @@ class Agent:
             raise ToolError(f"there is no tool {call.name!r}{hint} Known: {known}")
         return made
 
+    def policy(self) -> Policy:
+        """What decisions depend on right now."""
+        return make_policy(self.settings, self.mode, self.hosts, str(self.workspace.root))
+
     def judge(self, made: Tool, arguments: Mapping[str, Any]) -> Decision:
         """What may happen to this call."""
-        policy = make_policy(self.settings, self.mode, self.hosts)
+        policy = self.policy()
         subject, also = self.subject(made, arguments), []
         if "path" in arguments and made.needs in ("read", "write"):
             also = [self.workspace.literal(arguments["path"])]
@@ -3892,7 +3938,7 @@ class Agent:
 
     def may_read(self, path: str) -> bool:
         """Whether a search may show this path."""
-        policy = make_policy(self.settings, self.mode)
+        policy = self.policy()
         return not policy.deny or decide(policy, "read_file", "read", path).outcome != "deny"
 
     def subject(self, made: Tool, arguments: Mapping[str, Any]) -> str:
@@ -3968,7 +4014,7 @@ class Agent:
         if not (isinstance(refusal, Denied) and refusal.unattended):
             return f"denied: {refusal}"
         self.unattended = True
-        policy, made = make_policy(self.settings, self.mode, self.hosts), self.find(call)
+        policy, made = self.policy(), self.find(call)
         subject = self.subject(made, made.bind(call.arguments))
         row["rule"] = "\n".join(permitting_rules(policy, call.name, subject))
         return "not kept: nobody to confirm" if call.name == "note" else f"denied: {refusal}"
@@ -4020,34 +4066,35 @@ class Agent:
         """Replace the older part by a hand-over note; when that fails nothing changes."""
         messages = self.transcript.messages
         cut = cut_point(messages, self.half_way())
-        before = (len(messages), self.transcript.tokens())
         self.compact_floor = self.size() * 1.1
-        if cut <= 1:
-            self.emit(
-                "notice", level="warning", text="nothing to compact: one step fills the window"
-            )
-            return False
         try:
-            summary = self.summarise(messages[1:cut], focus)
+            if cut <= 1:
+                raise AgentError("the last step alone fills it")
+            note = {"role": "user", "content": self.hand_over(messages, cut, focus)}
+            kept = [messages[0], note, *messages[cut:]]
+            before, after = self.transcript.tokens(), Transcript(kept).tokens()
+            if after >= before:
+                raise AgentError("the hand-over note is longer than what it replaces")
             self.session.archive(messages[1:cut])
         except (AgentError, OSError) as error:
             text = f"not compacted, nothing was changed: {error}"
             self.emit("notice", level="warning", text=text)
             return False
-        note = SUMMARY_HEAD + summary
-        if self.task and not any(m.get("content") == self.task for m in messages[cut:]):
-            note += f"\n\n[The current task, word for word]\n{self.task}"
-        kept = [{"role": "user", "content": clean(note)}, *messages[cut:]]
-        self.transcript.replace([messages[0], *kept])
+        self.transcript.replace(kept)
         self.refresh_system()
         self.client.forget_projection()
         self.compact_floor = min(self.compact_floor, self.size() * 1.1)
         self.save()
-        after = (len(self.transcript.messages), self.transcript.tokens())
-        names = ("messages_before", "messages_after", "tokens_before", "tokens_after")
-        figures = (before[0], after[0], before[1], after[1])
-        self.emit("compacted", **dict(zip(names, figures, strict=True)))
+        sizes = {"messages_before": len(messages), "messages_after": len(kept)}
+        self.emit("compacted", **sizes, tokens_before=before, tokens_after=after)
         return True
+
+    def hand_over(self, messages: Sequence[Message], cut: int, focus: str) -> str:
+        """The text that stands for the messages before `cut`. Raises AgentError."""
+        note = SUMMARY_HEAD + self.summarise(messages[1:cut], focus)
+        if self.task and not any(m.get("content") == self.task for m in messages[cut:]):
+            note += f"\n\n[The current task, word for word]\n{self.task}"
+        return clean(note)
 
     def half_way(self) -> int:
         """The index behind which half of the conversation lies."""
@@ -4576,8 +4623,9 @@ def build_agent(
     agent = Agent(settings, client, workspace, emit=report, ask=ask)
     agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
     session, trouble = (session, "") if session else begin_session(settings, root)
-    defaults = {"title": "", "usage": {}, "files": {}}
-    session.header.update({k: v for k, v in defaults.items() if k not in session.header})
+    for name, empty in {"title": "", "usage": {}, "files": {}}.items():
+        if not isinstance(session.header.get(name), type(empty)):
+            session.header[name] = empty
     session.header.update(root=str(root), model=client.model, base_url=client.endpoint)
     agent.use_session(session)
     report("init", **init_event(agent))
@@ -4751,8 +4799,9 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
         screen.streams = False
         machine = JsonScreen(sys.stdout, only_result=flags.output_format == "json")
         emit = functools.partial(emit_both, machine, screen)
-    session = choose_session(settings, flags, root, screen)
-    agent = build_agent(settings, emit=emit, ask=person.ask if there else None, session=session)
+    ask = person.ask if there else None
+    session = choose_session(settings, flags, root, screen, ask)
+    agent = build_agent(settings, emit=emit, ask=ask, session=session)
     try:
         if one_shot:
             return run_once(agent, prompt, screen, flags.output_format)
@@ -4799,8 +4848,21 @@ def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settin
     )
 
 
+def allow_tracked(path: Path, ask: Callable[[Question], str | None] | None) -> None:
+    """A session that came with the repository is somebody else's words. Raises SessionError."""
+    if not tracked_by_git(path):
+        return
+    text = f"session {path.stem} is tracked by git: it came with the repository. Resume it?"
+    if ask is None or not is_yes(ask(Question("approve", text))):
+        raise SessionError(f"session {path.stem} is tracked by git and needs a human's yes")
+
+
 def choose_session(
-    settings: Settings, flags: argparse.Namespace, root: Path, screen: Screen
+    settings: Settings,
+    flags: argparse.Namespace,
+    root: Path,
+    screen: Screen,
+    ask: Callable[[Question], str | None] | None,
 ) -> Session | None:
     """The session that the flags name, opened; None for a new one."""
     if flags.resume is None:
@@ -4810,13 +4872,9 @@ def choose_session(
     if not settings.save_session:
         raise UsageError("--no-session and --resume exclude each other")
     folder = state_folder(root) / "sessions"
-    if flags.fork:
-        entries, notices = list_sessions(folder)
-        newest = entries[0] if entries and not flags.resume else None
-        source = newest or (find_session(entries, flags.resume) if flags.resume else None)
-        session = fork_session(source, folder, time.time()) if source else None
-    else:
-        session, notices = resume_session(folder, flags.resume)
+    session, notices = resume_session(
+        folder, flags.resume, fork=flags.fork, check=lambda path: allow_tracked(path, ask)
+    )
     if session is None:
         notices.append("nothing to resume; this is a new session")
     for notice in notices:

@@ -1332,6 +1332,7 @@ def test_the_demo_works_and_leaves_nothing_behind(run_agent, workspace, home, sc
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_demo_keeps_its_folder_when_asked(run_agent, scratch):
     done = run_agent("--demo", "--keep", env={"AGENT_API_KEY": None, "TMPDIR": str(scratch)})
     kept = [path for path in scratch.iterdir() if path.is_dir()]

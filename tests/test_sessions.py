@@ -20,7 +20,6 @@ from agent import (
     Settings,
     Transcript,
     build_agent,
-    fork_session,
     list_sessions,
     new_session,
     open_session,
@@ -121,6 +120,13 @@ def stored(folder: Path, ident: str, messages: Any = TALK, **header: Any) -> Pat
 def loaded(path: Path) -> dict:
     """What a session file holds."""
     return json.loads(path.read_bytes())
+
+
+def forked(folder: Path) -> Session:
+    """A fork of the newest session."""
+    fork, _ = resume_session(folder, "", fork=True)
+    assert fork is not None
+    return fork
 
 
 def mode(path: Path) -> str:
@@ -409,24 +415,16 @@ def test_a_file_that_is_no_session_is_named_skipped_and_left_alone(folder, data)
 
 
 @pytest.mark.parametrize("data", UNREADABLE)
-def test_a_file_that_is_no_session_can_not_be_opened_or_forked(folder, data):
+@pytest.mark.parametrize("fork", [False, True], ids=["resume", "fork"])
+def test_a_file_that_is_no_session_can_not_be_resumed_or_forked_by_its_id(folder, data, fork):
+    stored(folder, OLD)
     path = folder / f"{NEW}.json"
     path.write_bytes(data)
     for _ in range(2):  # the lock is free again
-        with pytest.raises(SessionError, match=NEW) as caught:
-            open_session(path)
+        with pytest.raises(SessionError, match=f"{NEW}.json") as caught:
+            resume_session(folder, NEW, fork=fork)
     assert (caught.value.exit_code, "\n" in str(caught.value)) == (1, False)
-    assert path.read_bytes() == data
-
-
-@pytest.mark.parametrize("data", [b"", b"{", b'{"version": 2, "messages": []}'], ids=repr)
-def test_a_broken_session_that_is_asked_for_by_its_id_is_named_with_the_reason(folder, data):
-    stored(folder, OLD)
-    (folder / f"{NEW}.json").write_bytes(data)
-    with pytest.raises(SessionError) as caught:
-        resume_session(folder, NEW)
-    assert f"{NEW}.json" in str(caught.value)
-    assert (folder / f"{NEW}.json").read_bytes() == data
+    assert (path.read_bytes() == data, len(list(folder.glob("*.json")))) == (True, 2)
 
 
 def test_a_newer_version_says_that_it_is_newer(folder):
@@ -664,8 +662,7 @@ def test_an_id_that_is_held_but_has_no_file_yet_is_not_given_again(folder):
 def test_a_fork_leaves_the_original_as_it_is_to_the_byte(folder):
     path = stored(folder, OLD, pinned=True)
     before = path.read_bytes()
-    [entry], _ = list_sessions(folder)
-    fork = fork_session(entry, folder, NOW)
+    fork = forked(folder)
     fork.transcript.add_user("only in the fork")
     fork.save()
     fork.close()
@@ -678,8 +675,7 @@ def test_a_fork_leaves_the_original_as_it_is_to_the_byte(folder):
 def test_a_session_that_is_held_can_be_forked(folder, child):
     path = stored(folder, OLD)
     assert child(HOLD, path).stdout.readline() == "held\n"
-    [entry], _ = list_sessions(folder)
-    fork = fork_session(entry, folder, NOW)
+    fork = forked(folder)
     fork.save()
     fork.close()
     assert loaded(folder / f"{fork.id}.json")["messages"] == TALK
@@ -688,8 +684,7 @@ def test_a_session_that_is_held_can_be_forked(folder, child):
 def test_a_fork_of_a_damaged_session_is_healed_and_the_original_is_not(folder):
     path = stored(folder, OLD, [*TALK, {"role": "tool", "tool_call_id": "x", "content": "lost"}])
     before = path.read_bytes()
-    [entry], _ = list_sessions(folder)
-    fork = fork_session(entry, folder, NOW)
+    fork = forked(folder)
     fork.close()
     assert (fork.transcript.messages, path.read_bytes() == before) == (TALK, True)
 
