@@ -2138,8 +2138,17 @@ class HostProcess:
                 self.before, self.number = self.children(), request["n"]
                 self.shell = self.spawn(request["run"], request["cwd"], passed[0])
             else:
-                self.kill(self.children() - self.before, request["end"])
+                self.end(request["end"])
         return bool(raw)
+
+    def end(self, number: int) -> None:
+        """Signal all that the running command started: its group at once, then whoever left it."""
+        import os
+
+        pids = self.children() - self.before
+        if self.shell in pids:
+            os.killpg(self.shell, number)
+        self.kill(pids - {self.shell}, number)
 
     def spawn(self, argv: list[str], cwd: str, output: int) -> int:
         """Start a command in a session of its own, without terminal and input; returns its pid."""
@@ -2212,7 +2221,7 @@ class HostProcess:
         """Send a signal to processes that may be gone already."""
         import os
 
-        for pid in sorted(pids):  # parents first: a shell that lives on would report its dead child
+        for pid in pids:
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
@@ -2262,7 +2271,8 @@ class Capture:
         if self._file is not None:
             self._file.write(data[: max(0, OUTPUT_FILE_BYTES - kept)])
         elif self.size > RESULT_CHARS // 2 and self.path is not None:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (self.path.parent.parent, self.path.parent):
+                folder.mkdir(mode=0o700, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             self._file = open(os.open(self.path, flags, 0o600), "wb")
             self._file.write(self.head + self.tail)
@@ -4339,6 +4349,7 @@ class Person:
         self.stdin = stdin
         self.history = history
         self.draft = ""  # typed too early: put into the next prompt
+        self.cleared = False  # the last Ctrl-C cleared a line that was not empty
         self.editor: Any = None  # the readline module
 
     def ask(self, question: Question) -> str | None:
@@ -4377,12 +4388,17 @@ class Person:
         """The next prompt, a paste of several lines as one; None when the person leaves."""
         draft, self.draft = self.draft, ""
         rest, lines = draft.strip("\n"), list[str]()
+        self.cleared = False
         while True:
             try:
                 lines.append(self.edit_line("> " if not lines else "", rest))
+                more = drain(self.stdin, PASTE_SECONDS)
             except EOFError:
                 return None
-            more = drain(self.stdin, PASTE_SECONDS)
+            except KeyboardInterrupt:
+                typed = self.editor.get_line_buffer() if self.editor and not lines else ""
+                self.cleared = bool(lines or typed.strip())
+                raise
             head, newline, rest = more.rpartition("\n")
             if newline:
                 lines.append(head)
@@ -4443,10 +4459,10 @@ class Repl:
                 text = self.person.prompt()
             except KeyboardInterrupt as stop:
                 self.exit_code = exit_code_of(stop)
-                if warned or self.exit_code != SIGINT_CODE:
+                if self.exit_code != SIGINT_CODE or (warned and not self.person.cleared):
                     break
                 self.exit_code = 0
-                warned = True
+                warned = not self.person.cleared
                 self.screen.line("\n(Ctrl-C again, Ctrl-D or /exit leaves)")
                 continue
             warned = False
@@ -4462,7 +4478,7 @@ class Repl:
         try:
             if text in ("exit", "quit"):
                 self.leaving = True
-            elif re.match(r"/[a-z]+(\s|$)", text):
+            elif re.match(r"/[a-z]*(\s|$)", text):
                 self.command(text)
             elif text.startswith("!"):
                 self.shell(text[1:].strip())
@@ -4713,6 +4729,14 @@ def install_signals() -> None:
         signal.signal(number, stop)
 
 
+def ignore_signals() -> None:
+    """On the way out another Ctrl-C has nothing left to stop."""
+    import signal
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The program; returns its exit code."""
     flags: argparse.Namespace | None = None
@@ -4727,6 +4751,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report_failure(flags, str(error), error.exit_code)
         return error.exit_code
     except KeyboardInterrupt as stop:
+        ignore_signals()
         report_failure(flags, "cancelled", exit_code_of(stop))
         return exit_code_of(stop)
     except Exception as error:
@@ -4807,6 +4832,7 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
             return run_once(agent, prompt, screen, flags.output_format)
         return run_repl(agent, person)
     finally:
+        ignore_signals()
         agent.close()
 
 

@@ -217,9 +217,9 @@ def start_agent(tmp_path: Path, workspace: Path, environment: Callable) -> Itera
     servers = []
 
     def start(
-        *args, server=None, cwd=None, env=None, stdin=subprocess.DEVNULL, **options
+        *args, server=None, cwd=None, env=None, stdin=subprocess.DEVNULL, under=(), **options
     ) -> subprocess.Popen:
-        command = [sys.executable, "-m", "agent", *args]
+        command = [*under, sys.executable, "-m", "agent", *args]
         texts = {
             "encoding": "utf-8",
             "errors": "replace",
@@ -245,10 +245,10 @@ def run_agent(start_agent: Callable) -> Callable:
     """Run the agent to its end: a CompletedProcess with text, and never a traceback."""
 
     def run(
-        *args, server=None, input=None, cwd=None, env=None, timeout=60
+        *args, server=None, input=None, cwd=None, env=None, timeout=60, under=()
     ) -> subprocess.CompletedProcess:
         stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
-        process = start_agent(*args, server=server, cwd=cwd, env=env, stdin=stdin)
+        process = start_agent(*args, server=server, cwd=cwd, env=env, stdin=stdin, under=under)
         try:
             out, err = process.communicate(input, timeout)
         except subprocess.TimeoutExpired:

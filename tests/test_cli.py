@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
@@ -1064,13 +1065,18 @@ def test_where_nothing_can_be_saved_one_notice_is_given_and_the_work_goes_on(run
     assert (workspace / ".agent").read_text() == "I am a file.\n"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_workspace_is_one_notice(run_agent, workspace):
-    workspace.chmod(0o500)
-    with FlakyServer(["ok"]) as server:
-        done = run_agent("hi", server=server)
-    workspace.chmod(0o700)
-    assert (done.returncode, done.stdout, files_in(workspace)) == (0, "ok\n", [])
+def test_a_read_only_disk_is_one_notice(run_agent, workspace):
+    """Also an existing state folder can not be used there; root, too, is stopped by the mount."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        pytest.skip("bubblewrap is missing: no read-only mount for this test")
+    put_session(workspace, OLDER, talk("old", "yes"))
+    before = files_in(workspace)
+    mount = [bwrap, "--dev-bind", "/", "/", "--ro-bind", str(workspace), str(workspace)]
+    with FlakyServer([call("write_file", path="a.txt", content="x"), "ok"]) as server:
+        done = run_agent("--yes", "hi", server=server, under=mount)
+    assert (done.returncode, done.stdout, files_in(workspace)) == (0, "ok\n", before)
+    assert "Read-only file system" in results(server.requests[1])[0]
     assert len([line for line in done.stderr.splitlines() if ".agent" in line]) == 1
 
 
@@ -1351,3 +1357,55 @@ def test_importing_the_agent_does_nothing(tmp_path, environment):
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+
+
+MAIN_JOB_TEST = """
+import unittest
+
+from agent import clip
+
+
+class Clip(unittest.TestCase):
+    def test_a_long_text_keeps_its_end(self):
+        text = clip("x" * 99_000 + "THE END")
+        self.assertTrue(text.endswith("THE END") and len(text) <= 20_000)
+"""
+GOOD_CLIP, BAD_CLIP = "{text[len(text) - (room - front) :]}", "{text[front:room]}"
+
+
+def last_result(request) -> str:
+    return request["messages"][-1]["content"]
+
+
+def read_where_grep_found_it(request) -> dict:
+    line = int(last_result(request).split(":")[1])
+    return call("read_file", path="agent.py", start=line, end=line + 12)
+
+
+def edit_what_was_read(request) -> dict:
+    row = next(row for row in last_result(request).splitlines() if BAD_CLIP in row)
+    old = row.partition(": ")[2]
+    return call("edit_file", path="agent.py", old=old, new=old.replace(BAD_CLIP, GOOD_CLIP))
+
+
+def test_the_agent_greps_reads_edits_and_tests_a_copy_of_itself(run_agent, workspace):
+    source = (ROOT / "agent.py").read_text()
+    assert source.count(GOOD_CLIP) == 1
+    (workspace / "agent.py").write_text(source.replace(GOOD_CLIP, BAD_CLIP))
+    (workspace / "test_clip.py").write_text(MAIN_JOB_TEST)
+    test = call("bash", command=f"{sys.executable} -B -m unittest -q test_clip")
+    script = [
+        test,
+        call("grep", regex=r"^def clip\(", pattern="*.py"),
+        read_where_grep_found_it,
+        edit_what_was_read,
+        test,
+        "Fixed.",
+    ]
+    with FlakyServer(script) as server:
+        done = run_agent("--yes", "fix the failing test", server=server)
+    results = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
+    assert (done.returncode, done.stdout, len(results)) == (0, "Fixed.\n", 5)
+    assert [results[n].splitlines()[-1] for n in (0, 4)] == ["[exit code 1]", "[exit code 0]"]
+    assert (workspace / "agent.py").read_text() == source
+    assert [request.problems for request in server.requests] == [[]] * 6

@@ -534,18 +534,30 @@ def test_an_id_that_fits_none_or_two_is_an_error_in_one_line_that_names_it(folde
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
-def test_a_session_that_git_tracks_is_not_resumed_without_a_humans_yes(tmp_path):
+@pytest.mark.parametrize(
+    "words",
+    [["--resume"], [f"--resume={OLD}"], ["-c", "--fork"], ["--fork", f"--resume={OLD}"]],
+    ids=" ".join,
+)
+def test_a_session_that_git_tracks_is_not_resumed_without_a_humans_yes(tmp_path, words):
     stored(state_folder(tmp_path) / "sessions", OLD, [SYSTEM, {"role": "user", "content": "evil"}])
-    for words in (["init", "-q"], ["add", "-f", ".agent"]):
-        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    for command in (["init", "-q"], ["add", "-f", ".agent"]):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
     with FlakyServer(["done"]) as server:
-        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-        env |= {"AGENT_BASE_URL": server.url, "AGENT_API_KEY": "x", "AGENT_MODEL": "flaky-1"}
-        command = [sys.executable, "-m", "agent", "--yes", "--resume", "hi"]
-        pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 60}
-        subprocess.run(command, cwd=tmp_path, env=env, **pipes)
+        run_agent(server.url, tmp_path, "--yes", *words, "hi")
+        listed = run_agent(server.url, tmp_path, "--sessions")
     sent = [message["content"] for body in server.requests for message in body["messages"]]
-    assert "evil" not in sent
+    assert ("evil" in sent, OLD in listed) == (False, True)
+
+
+def run_agent(url: str, root: Path, *args: str) -> str:
+    """Run the program in a folder, with nobody there; returns its output."""
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(root)}
+    env |= {"AGENT_BASE_URL": url, "AGENT_API_KEY": "x", "AGENT_MODEL": "flaky-1"}
+    command = [sys.executable, "-m", "agent", *args]
+    pipes: dict = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    done = subprocess.run(command, cwd=root, env=env, timeout=60, **pipes)
+    return done.stdout + done.stderr
 
 
 # -- locks ---------------------------------------------------------------------------------------

@@ -462,13 +462,11 @@ def alive(tag: str) -> list[int]:
 
 @pytest.fixture
 def tag(tmp_path: Path) -> Iterator[str]:
-    """A word that marks processes; at the end of the test none is left that has it."""
+    """A word that marks processes; those that have it are ended at the end of the test."""
     word = f"tag-{os.getpid()}-{time.monotonic_ns()}"
     yield word
-    left = alive(word)
-    for pid in left:
+    for pid in alive(word):
         os.kill(pid, signal.SIGKILL)
-    assert left == []
 
 
 def sleeper(tag: str) -> str:
@@ -530,6 +528,42 @@ def test_a_command_that_is_too_long_for_the_system_is_a_failure_and_not_the_end(
 def test_a_command_has_no_terminal_and_no_input(shell: Workspace) -> None:
     command = "read x; echo $?; test -t 0; echo $?; (: </dev/tty) 2>/dev/null; echo $?; cat"
     assert run(shell, command) == (0, "1\n1\n1\n")
+
+
+def test_a_command_is_a_process_group_of_its_own(shell: Workspace) -> None:
+    assert run(shell, "cut -d ' ' -f 5 /proc/$$/stat | grep -cx $$") == (0, "1\n")
+
+
+ON_A_TERMINAL = """
+import os, sys
+from pathlib import Path
+from agent import Capture, Workspace
+os.open(sys.argv[2], os.O_RDWR)  # the first terminal of a session becomes its own
+os.close(os.open("/dev/tty", os.O_RDWR))
+workspace = Workspace(Path(sys.argv[1]), {"PATH": sys.argv[3]})
+capture = Capture(None)
+workspace.host.run("exec 3<>/dev/tty", 10, capture, lambda data: None)
+workspace.host.close()
+print(capture.text())
+"""
+
+
+def test_a_command_has_not_the_terminal_of_the_agent_either(tmp_path: Path) -> None:
+    master, slave = os.openpty()
+    argv = [sys.executable, "-c", ON_A_TERMINAL, str(tmp_path), os.ttyname(slave)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*argv, os.environ["PATH"]],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(master)
+    os.close(slave)
+    assert "/dev/tty: No such device or address" in done.stdout, done.stderr
 
 
 def test_git_does_not_wait_for_an_editor_or_a_password(shell: Workspace) -> None:
@@ -670,13 +704,21 @@ def test_a_timeout_spares_the_background_jobs_of_earlier_commands(
     assert alive(tag) == []
 
 
-@pytest.mark.parametrize("command", ["kill -9 $PPID", "kill -9 $PPID; sleep 1000"])
 def test_a_command_that_kills_its_host_is_an_error_and_the_next_one_works(
-    workspace: Workspace, command: str
+    workspace: Workspace,
 ) -> None:
     with pytest.raises(ToolError, match="ended"):
-        run(workspace, command)
+        run(workspace, "kill -9 $PPID")
     assert run(workspace, "echo on") == (0, "on\n")
+
+
+def test_what_is_left_of_a_command_that_kills_its_host_ends_with_it(
+    workspace: Workspace, tag: str
+) -> None:
+    with pytest.raises(ToolError, match="ended"):
+        run(workspace, f"kill -9 $PPID; {sleeper(tag)}")
+    workspace.host.close()
+    assert until(lambda: not alive(tag), 5)
 
 
 def test_a_command_that_kills_its_whole_group_spares_the_agent(shell: Workspace) -> None:
