@@ -292,6 +292,7 @@ class Parser(argparse.ArgumentParser):
     """argparse whose complaint is one line."""
 
     def error(self, message: str) -> NoReturn:
+        """Refuse the command line."""
         raise UsageError(f"{message} (see agent --help)")
 
 
@@ -679,7 +680,7 @@ def shape_problems(message: Message, at: int) -> list[str]:
         found.append("T5: neither content nor calls")
     if role in ("system", "user") and content == "":
         found.append("T5: no content")
-    if role == "assistant" and calls is not None and (not isinstance(calls, list) or not calls):
+    if "tool_calls" in message and role == "assistant" and not (isinstance(calls, list) and calls):
         found.append("T4: tool_calls is not a list of calls")
     if not isinstance(content, str) and not (role == "assistant" and content is None):
         found.append("T4: the content is not text")
@@ -1111,11 +1112,10 @@ def read_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     r"""Lines of a byte stream that end with \n, \r\n or \r, each as soon as its end arrives."""
     rest, after_cr = b"", False
     for chunk in chunks:
+        if not chunk:
+            continue
         if after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
-        if not chunk:
-            after_cr = False
-            continue
         after_cr = chunk.endswith(b"\r")
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -1241,8 +1241,9 @@ class Resolver:
             delta = choice.get("delta") or choice.get("message") or {}
             content, inner = split_content(delta.get("content"))
             content = content or text_of(delta.get("refusal"))
-            self.texts.setdefault(choice.get("index") or 0, []).append(content)
-            text += content
+            number = choice.get("index") or 0
+            self.texts.setdefault(number, []).append(content)
+            text += content if number == min(self.texts) else ""
             thought += inner + self._reasoning(delta)
             for item in delta.get("tool_calls") or ():
                 self._slot(item).add(item, self.offered)
@@ -1623,10 +1624,17 @@ class Client:
         else:
             self._read_stream(response, resolver)
         reply = resolver.resolve()
+        self._show_rest(text_of(reply.message["content"]))
         model = resolver.model or self.model
         reply.message["_"] = {"model": self.model, "answered": model, "endpoint": self.endpoint}
         reply.message["_"]["usage"] = reply.usage
         return reply
+
+    def _show_rest(self, content: str) -> None:
+        """Text of a reply that was not shown as it came: further choices."""
+        rest = content.removeprefix(self.partial)
+        if self.partial and rest and rest != content and not self.quiet:
+            self.emit("text", text=clean(rest))
 
     def _read_stream(self, response: requests.Response, resolver: Resolver) -> None:
         import requests
@@ -2033,15 +2041,21 @@ def replace_file(folder: int, name: str, data: bytes) -> str:
     try:
         with open(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
             file.write(data)
-            if old is not None:
-                if (old.st_uid, old.st_gid) != (os.getuid(), os.getgid()):
-                    os.fchown(file.fileno(), old.st_uid, old.st_gid)
-                os.fchmod(file.fileno(), old.st_mode & 0o7777)
+            carry_over(old, file.fileno())
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
         os.unlink(temporary, dir_fd=folder)
         raise
     return ""
+
+
+def carry_over(old: os.stat_result | None, descriptor: int) -> None:
+    """Give a new file the owner and the mode of the one it replaces."""
+    if old is None:
+        return
+    if (old.st_uid, old.st_gid) != (os.getuid(), os.getgid()):
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, old.st_mode & 0o7777)
 
 
 def diff_of(change: Change, name: str) -> str:
@@ -2096,15 +2110,15 @@ class HostProcess:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         self.shell, self.number, self.before = 0, 0, set[int]()
-        self.adopt()
+        self.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans become children of the host
 
-    def adopt(self) -> None:
-        """Linux: processes that lose their parent become children of the host, not of init."""
+    def prctl(self, option: int, value: int) -> None:
+        """Set an attribute of this process, on Linux."""
         import ctypes
         import sys
 
         if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
     def serve(self) -> None:
         """Work until the agent closes its end, then end all that is left."""
@@ -2161,6 +2175,7 @@ class HostProcess:
             return pid
         try:
             os.setsid()
+            self.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a command does not outlive the host
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for its children
                 signal.signal(number, signal.SIG_DFL)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -2193,29 +2208,35 @@ class HostProcess:
                 self.sock.sendall(json.dumps(answer).encode() + b"\n")
 
     def children(self) -> set[int]:
-        """All living descendants, from /proc (elsewhere from `ps`)."""
+        """All living descendants."""
         import os
-        import subprocess
 
-        parents = []
-        if os.path.isdir("/proc/self"):
-            for name in filter(str.isdigit, os.listdir("/proc")):
-                try:
-                    with open(f"/proc/{name}/stat", "rb") as file:
-                        state, parent = file.read().rpartition(b")")[2].split()[:2]
-                except OSError:
-                    continue
-                if state not in (b"Z", b"X"):
-                    parents.append((int(name), int(parent)))
-        else:
-            listing = subprocess.run(["/bin/ps", "-Ao", "pid=,ppid=,comm="], stdout=-1).stdout
-            rows = [line.split(None, 2) for line in listing.splitlines()]
-            parents = [(int(r[0]), int(r[1])) for r in rows if r[2:] != [b"/bin/ps"]]
+        pairs = self.parents()
         found, size = {os.getpid()}, 0
         while len(found) > size:
             size = len(found)
-            found |= {pid for pid, parent in parents if parent in found}
+            found |= {pid for pid, parent in pairs if parent in found}
         return found - {os.getpid()}
+
+    def parents(self) -> list[tuple[int, int]]:
+        """(pid, its parent) of every living process, from /proc, elsewhere from `ps`."""
+        import os
+        import subprocess
+
+        if not os.path.isdir("/proc/self"):
+            listing = subprocess.run(["/bin/ps", "-Ao", "pid=,ppid=,comm="], stdout=-1).stdout
+            rows = [line.split(None, 2) for line in listing.splitlines()]
+            return [(int(row[0]), int(row[1])) for row in rows if row[2:] != [b"/bin/ps"]]
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+            except OSError:
+                continue
+            if state not in (b"Z", b"X"):
+                found.append((int(name), int(parent)))
+        return found
 
     def kill(self, pids: set[int], number: int) -> None:
         """Send a signal to processes that may be gone already."""
@@ -2310,6 +2331,13 @@ def shell_path() -> str:
     return next(path for path in paths if os.path.exists(path))
 
 
+def host_source() -> str:
+    """HostProcess as text, cut out of this file: inspect would parse all of it first."""
+    text = Path(__file__).read_text(encoding="utf-8")
+    start = text.index("\nclass HostProcess:")
+    return text[start : text.index("\n\n\n", start)]
+
+
 class CommandHost:
     """Our end of the command host, started at the first command (DESIGN, 14)."""
 
@@ -2322,7 +2350,6 @@ class CommandHost:
 
     def start(self) -> None:
         """Start the host unless it runs."""
-        import inspect
         import socket
         import subprocess
 
@@ -2330,7 +2357,7 @@ class CommandHost:
             return
         self.close()
         ours, theirs = socket.socketpair()
-        source = f"from __future__ import annotations\n{inspect.getsource(HostProcess)}\n"
+        source = f"from __future__ import annotations\n{host_source()}\n"
         source += f"HostProcess({theirs.fileno()}).serve()\n"
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-"],
@@ -2551,7 +2578,8 @@ class Tool:
         for parameter in self.parameters:
             for alias in ALIASES.get(parameter.name, ()):
                 taken = any(p.name == alias for p in self.parameters)
-                if alias in left and parameter.name not in left and not taken:
+                fits = parameter.required or not taken
+                if alias in left and parameter.name not in left and fits:
                     left[parameter.name] = left.pop(alias)
         bound = {}
         for parameter in self.parameters:
@@ -3074,6 +3102,8 @@ def check_url(url: str, allowed_hosts: Iterable[str]) -> None:
 
 FETCH_BYTES = 5_000_000
 FETCH_SECONDS = 60.0
+FETCH_HEADERS = {"Accept": "text/markdown, text/html;q=0.9, */*;q=0.5", "User-Agent": "agent"}
+MOST_REDIRECTS = 5
 
 
 class WebTools:
@@ -3097,22 +3127,23 @@ class WebTools:
         return f"<{fence} source={url!r}>\n{text[start:end]}\n</{fence}>\n[{shown}]"
 
     def _readable(self, url: str) -> str:
+        """A page's text; every hop of a redirect is checked like the first."""
         import requests
 
-        headers = {"Accept": "text/markdown, text/html;q=0.9, */*;q=0.5", "User-Agent": "agent"}
         deadline = time.monotonic() + FETCH_SECONDS
-        try:
-            for _ in range(6):
-                check_url(url, self.fetch_hosts)
+        for _ in range(MOST_REDIRECTS + 1):
+            check_url(url, self.fetch_hosts)
+            try:
                 with requests.get(
-                    url, headers=headers, stream=True, timeout=10, allow_redirects=False
+                    url, headers=FETCH_HEADERS, stream=True, timeout=10, allow_redirects=False
                 ) as answer:
-                    if answer.is_redirect:
-                        url = requests.compat.urljoin(url, answer.headers["Location"])
-                        continue
-                    return self._text(answer, deadline)
-        except requests.exceptions.RequestException as error:
-            raise ToolError(f"{url}: {connection_reason(error, url)}") from error
+                    text = None if answer.is_redirect else self._text(answer, deadline)
+                    target = answer.headers.get("Location", "")
+            except requests.exceptions.RequestException as error:
+                raise ToolError(f"{url}: {connection_reason(error, url)}") from error
+            if text is not None:
+                return text
+            url = requests.compat.urljoin(url, target)
         raise ToolError(f"{url} redirects too often")
 
     def _text(self, answer: requests.Response, deadline: float) -> str:
@@ -3410,7 +3441,7 @@ def takes(rule: Rule, subject: str, kind: str) -> bool:
     import fnmatch
 
     if kind == "path":
-        return path_match(rule.pattern.removeprefix("./"), subject)
+        return path_match(os.path.normpath(rule.pattern), subject)
     if rule.tool == "*" and kind == "command":
         return False
     bare = rule.pattern.endswith(" *") and fnmatch.fnmatchcase(subject, rule.pattern[:-2])
@@ -3441,7 +3472,8 @@ def decide(
     if name == "bash":
         return decide_command(policy, subject)
     kind = {"read": "path", "write": "path"}.get(needs, "text")
-    decisions = [decide_subject(policy, name, needs, one, kind) for one in (subject, *also)]
+    names = [os.path.normpath(one) if kind == "path" else one for one in (subject, *also)]
+    decisions = [decide_subject(policy, name, needs, one, kind) for one in names]
     return strictest(decisions)
 
 
@@ -3451,11 +3483,8 @@ def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: st
     if denied:
         return Decision("deny", f"the rule deny {denied.text!r}", denied.text)
     allowed = matching(policy.allow, name, subject, kind)
-    exact = allowed is not None and allowed.pattern in (
-        subject,
-        f"./{subject}",
-        glob_escape(subject),
-    )
+    same = (subject, glob_escape(subject))
+    exact = allowed is not None and os.path.normpath(allowed.pattern) in same
     asked = matching(policy.ask, name, subject, kind)
     found = protected(subject) if needs == "write" else None
     if found and (found.outcome == "deny" or not exact):

@@ -773,6 +773,15 @@ def test_a_note_goes_into_the_last_result_and_makes_no_message_of_its_own():
     assert transcript.messages[3:] == [result("a", "done\n[note: come to an end]")]
 
 
+def test_a_compacted_list_takes_the_place_of_the_whole_and_ids_stay_taken():
+    transcript = begun(asks("a"), result("a"), says("done"))
+    transcript.replace([SYSTEM, user("[Hand-over note]"), says("done")])
+    assert transcript.messages == [SYSTEM, user("[Hand-over note]"), says("done")]
+    assert [json.loads(line) for line in transcript.lines()] == transcript.messages
+    transcript.add_user("more")
+    assert transcript.add_reply(asks("a"))[0].id != "a"
+
+
 def test_the_system_message_is_replaced_and_never_doubled():
     transcript = Transcript()
     transcript.set_system("one")
@@ -962,10 +971,14 @@ class Life(RuleBasedStateMachine):
     @rule(partial=st.sampled_from(["", "half a sen"]), crash=CRASH)
     def the_user_cancels(self, partial, crash):
         ran, self.running = self.running, ""
-        streaming = not ran and not self.transcript.waiting
+        waiting = [*self.transcript.waiting]
+        streaming = not ran and not waiting
         if ran:
             self.transcript.answer(ran, f"output\n{INTERRUPTED}")
         self.transcript.cancel_waiting()
+        results = [m for m in self.transcript.messages[-5:] if m["role"] == "tool"]
+        texts = {message["tool_call_id"]: message["content"] for message in results}
+        assert [texts[call_id] for call_id in waiting] == [CANCELLED] * len(waiting)
         if streaming and partial and self.transcript.messages[-1]["role"] in ("user", "tool"):
             self.transcript.add_reply(says(f"{partial}\n[cut by the user]"))
         self.saved(crash)
@@ -982,8 +995,9 @@ class Life(RuleBasedStateMachine):
         cut = cut_point(messages, wanted)
         if cut <= 1:
             return
-        note = user("[Hand-over note]")
-        self.transcript.replace([messages[0], note, *messages[cut:]])
+        kept = [messages[0], user("[Hand-over note]"), *messages[cut:]]
+        self.transcript.replace(kept)
+        assert self.transcript.messages == kept
         self.client.forget_projection()
         if self.saved(crash):
             left = {m["tool_call_id"] for m in self.transcript.messages if m["role"] == "tool"}
