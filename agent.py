@@ -4167,7 +4167,6 @@ class Agent:
         """Carry out a write of the session's own files."""
         try:
             action()
-            self.save_failed = False
         except OSError as error:
             if not self.save_failed:
                 text = f"the session can not be saved ({error.strerror}); going on without"

@@ -621,7 +621,7 @@ def test_a_rule_sees_where_a_path_leads(
     for folder in ("src", "docs", "secrets"):
         (tmp_path / folder).mkdir()
     (tmp_path / "link").symlink_to("secrets")
-    agent = agent_in(tmp_path, allow=(rule,), deny=("write_file secrets/**", "* src/../src/a"))
+    agent = agent_in(tmp_path, allow=(rule,), deny=("write_file secrets/**",))
     arguments = {"path": path.format(root=tmp_path), "content": ""}
     outcome = agent.judge(agent.tools["write_file"], arguments).outcome
     agent.close()

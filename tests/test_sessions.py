@@ -710,22 +710,18 @@ def wire(message: dict) -> dict:
 
 
 def test_the_disk_is_never_behind_a_request(tmp_path):
-    folder, behind = tmp_path / ".agent" / "sessions", []
+    level = []
 
-    def step(number: int) -> Callable:
-        def reply(request: dict) -> Any:
-            [path] = folder.glob("*.json")
-            saved = [wire(message) for message in loaded(path)["messages"]]
-            behind.append(saved == request["messages"])
-            return {"call": "list_files", "arguments": {}} if number < 2 else "done"
+    def reply(request: dict) -> Any:
+        [path] = (tmp_path / ".agent" / "sessions").glob("*.json")
+        level.append([wire(message) for message in loaded(path)["messages"]] == request["messages"])
+        return {"call": "list_files", "arguments": {}} if len(level) < 3 else "done"
 
-        return reply
-
-    with FlakyServer([step(0), step(1), step(2)]) as server:
+    with FlakyServer([reply] * 3) as server:
         made = new_agent(server.url, tmp_path)
         assert made.run("look around").text == "done"
         made.close()
-    assert behind == [True, True, True]
+    assert level == [True, True, True]
 
 
 def test_the_backup_is_the_session_as_it_stood_when_the_last_turn_began(tmp_path):
