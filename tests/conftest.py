@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis.configuration import set_hypothesis_home_dir
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
@@ -48,7 +49,10 @@ ADOPT = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker of the slow tier known."""
+    """Make the marker of the slow tier known; what Hypothesis keeps goes away with the run."""
+    folder = tempfile.TemporaryDirectory(prefix="hypothesis-")
+    config.add_cleanup(folder.cleanup)
+    set_hypothesis_home_dir(folder.name)
     config.addinivalue_line("markers", "long: the full counts; run with `pytest -m long`")
 
 

@@ -163,7 +163,7 @@ def test_schemas_hold_only_keywords_that_every_provider_takes(build: Callable[..
 # Functions that can not be tools; only their being offered to an agent is an error.
 
 
-def without_annotation(number) -> str:  # type: ignore[no-untyped-def]
+def without_annotation(number) -> str:
     """Look.
 
     number: which
@@ -187,7 +187,7 @@ def with_two_kinds(number: int | str) -> str:
     return ""
 
 
-def with_an_unknown_name(number: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F821
+def with_an_unknown_name(number: "Nowhere") -> str:
     """Look.
 
     number: which
@@ -1007,7 +1007,7 @@ class Site(BaseHTTPRequestHandler):
     }
 
     def do_GET(self) -> None:
-        self.server.seen.append(self.path)  # type: ignore[attr-defined]
+        self.server.seen.append(self.path)
         if self.path.startswith("/to/"):
             self.send_response(302)
             self.send_header("Location", self.path.removeprefix("/to/"))
@@ -1032,7 +1032,7 @@ class Site(BaseHTTPRequestHandler):
         try:
             for _ in range(10_000):
                 self.wfile.write(b"x" * 65536)
-                self.server.sent += 65536  # type: ignore[attr-defined]
+                self.server.sent += 65536
         except ConnectionError:
             return
 
