@@ -152,7 +152,6 @@ class Settings:
     append_system_prompt: str = ""
     bare: bool = False
     save_session: bool = True
-    config_folder: str = ""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
 
     def __post_init__(self) -> None:
@@ -314,13 +313,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--allow", metavar="RULE", action="append", help="permit, e.g. 'bash pytest *'")
     add("--deny", metavar="RULE", action="append", help="forbid, e.g. 'write_file docs/**'")
     add("--network", action="store_true", help="fetch_url and web_search without asking")
-    add("--tools", metavar="A,B", help="only these tools")
-    add("--exclude-tools", metavar="A,B", help="not these tools")
+    add("--tools", type=split_names, metavar="A,B", help="only these tools")
+    add("--exclude-tools", type=split_names, metavar="A,B", help="not these tools")
     add("-w", "-C", "--workspace", metavar="DIR", help="the workspace root (default: here)")
     add("-p", "--print", action="store_true", help="one-shot; stdout: only the final answer")
     formats = ("text", "json", "stream-json")
     add("--output-format", choices=formats, default="text", help="of a one-shot run's stdout")
-    add("--json", action="store_true", help="--output-format stream-json")
+    add("--json", dest="output_format", action="store_const", const=formats[2], help="stream-json")
     add("--max-turns", "--max-steps", type=int, metavar="N", help="model steps (default: 100)")
     add("--context", type=int, metavar="TOKENS", help="the context window")
     add("--append-system-prompt", metavar="TEXT", help="added to the system prompt")
@@ -363,8 +362,6 @@ def parse_arguments_of_process(argv: Sequence[str]) -> argparse.Namespace:
     found.prompt = [kept.get(word, word) for word in found.prompt] + literal
     if found.go_on and found.resume is None:
         found.resume = ""
-    if found.json:
-        found.output_format = "stream-json"
     return found
 
 
@@ -375,40 +372,21 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, arg
     folder = Path(environ.get("XDG_CONFIG_HOME") or f"{home}/.config") / "agent"
     merged = {**read_env_file(folder / "env"), **environ}
     config = {} if flags.bare else read_config(folder / "config.toml")
-    given: dict[str, Any] = {
-        "model": flags.model,
-        "provider": flags.provider,
-        "base_url": flags.base_url,
-        "workspace": flags.workspace,
-        "max_turns": flags.max_turns,
-        "context": flags.context,
-        "append_system_prompt": flags.append_system_prompt,
-        "mode": flags.mode or ("auto" if flags.yes else None),
-        "tools": split_names(flags.tools),
-        "exclude_tools": split_names(flags.exclude_tools),
-    }
-    layers = [config, read_environment(merged), {k: v for k, v in given.items() if v is not None}]
-    values: dict[str, Any] = {}
-    for layer in layers:
-        values.update(layer)
-    values.update(choose_endpoint(layers, merged))
-    for name in ("allow", "deny"):
-        values[name] = (*values.get(name, ()), *(getattr(flags, name) or ()))
-    settings = Settings(
-        **values,
-        network=flags.network,
-        unattended=flags.yes,
-        bare=flags.bare,
-        save_session=not flags.no_session,
-        config_folder=str(folder),
-        environ=dict(environ),
-    )
-    return settings, flags
+    known = {field.name for field in dataclasses.fields(Settings)}
+    given = {k: v for k, v in vars(flags).items() if k in known and v is not None}
+    if flags.yes:
+        given.setdefault("mode", "auto")
+    for name in ("allow", "deny"):  # rules add up, all else replaces
+        given[name] = (*config.get(name, ()), *given.get(name, ()))
+    layers = [config, read_environment(merged), given]
+    values = {**layers[0], **layers[1], **layers[2], **choose_endpoint(layers, merged)}
+    kept = not flags.no_session
+    return Settings(**values, unattended=flags.yes, save_session=kept, environ=dict(environ)), flags
 
 
-def split_names(text: str | None) -> tuple[str, ...] | None:
+def split_names(text: str) -> tuple[str, ...]:
     """`"a, b"` -> `("a", "b")`."""
-    return None if text is None else tuple(n.strip() for n in text.split(",") if n.strip())
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 # == 2. Transcript ============================================================
