@@ -473,9 +473,9 @@ def new_id(taken: Iterable[str]) -> str:
 
 
 def calls_of(message: Message) -> list[Message]:
-    """The calls of a message, [] when it has none."""
+    """The calls of a message that are objects, [] when it has none."""
     calls = message.get("tool_calls") if message.get("role") == "assistant" else None
-    return calls if isinstance(calls, list) else []
+    return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
 
 
 def result_message(call_id: str, text: str) -> Message:
@@ -617,13 +617,14 @@ def problems(messages: Sequence[Message]) -> list[str]:
     found: list[str] = []
     seen: set[str] = set()
     expected: list[Any] = []
-    if not messages or role_of(messages[0]) != "system":
+    first = messages[0] if messages else None
+    if not isinstance(first, dict) or first.get("role") != "system":
         found.append("T1: the first message is not a system message")
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
             found.append(f"T1: message {at} is no object")
             continue
-        if role_of(message) == "tool":
+        if message.get("role") == "tool":
             if not expected or message.get("tool_call_id") != expected[0]:
                 found.append(f"T3: message {at} answers no open call, or out of order")
             else:
@@ -634,15 +635,10 @@ def problems(messages: Sequence[Message]) -> list[str]:
         found += [f"{problem} in message {at}" for problem in shape_problems(message, at)]
         for call in calls_of(message):
             found += [f"{problem} in message {at}" for problem in call_problems(call, seen)]
-            expected.append(call.get("id") if isinstance(call, dict) else None)
+            expected.append(call.get("id"))
     if expected:
         found.append(f"T2: the calls {expected} have no results")
     return found
-
-
-def role_of(message: Any) -> Any:
-    """The role of a message, None when it is no message."""
-    return message.get("role") if isinstance(message, dict) else None
 
 
 def shape_problems(message: Message, at: int) -> list[str]:
@@ -658,7 +654,8 @@ def shape_problems(message: Message, at: int) -> list[str]:
         found.append("T5: neither content nor calls")
     if role in ("system", "user") and content == "":
         found.append("T5: no content")
-    if "tool_calls" in message and role == "assistant" and not (isinstance(calls, list) and calls):
+    usable = bool(calls) and calls_of(message) == calls
+    if role == "assistant" and "tool_calls" in message and not usable:
         found.append("T4: tool_calls is not a list of calls")
     if not isinstance(content, str) and not (role == "assistant" and content is None):
         found.append("T4: the content is not text")
@@ -667,11 +664,9 @@ def shape_problems(message: Message, at: int) -> list[str]:
     return found
 
 
-def call_problems(call: Any, seen: set[str]) -> list[str]:
+def call_problems(call: Message, seen: set[str]) -> list[str]:
     """T4 for one call; `seen` holds the ids before it and grows."""
     found = []
-    if not isinstance(call, dict):
-        return ["T4: a call that is no object"]
     call_id, function = call.get("id"), call.get("function")
     if not isinstance(call_id, str) or not call_id:
         found.append("T4: a call without an id")
@@ -723,7 +718,7 @@ def pair_results(messages: Sequence[Message]) -> tuple[dict[tuple[int, int], Mes
     open_calls: dict[str, list[tuple[int, int]]] = {}
     orphans = 0
     for at, message in enumerate(messages):
-        for number, call in enumerate(well_formed_calls(message)):
+        for number, call in enumerate(calls_of(message)):
             waiting = open_calls.setdefault(str(call.get("id")), [])
             waiting[:] = [place for place in waiting if place[0] == at] + [(at, number)]
         if message.get("role") == "tool":
@@ -735,27 +730,19 @@ def pair_results(messages: Sequence[Message]) -> tuple[dict[tuple[int, int], Mes
     return found, orphans
 
 
-def well_formed_calls(message: Message) -> list[Message]:
-    """The calls of a message that are objects."""
-    return [call for call in calls_of(message) if isinstance(call, dict)]
-
-
 def heal_reply(
     message: Message, taken: set[str], results: Sequence[Message | None]
 ) -> list[Message]:
     """One assistant message with its results behind it; [] when nothing is left of it."""
-    items = well_formed_calls(message)
-    healed = {**message, "tool_calls": items}
+    healed = {**message, "tool_calls": calls_of(message)}
     if not isinstance(healed.get("content", ""), str | None):
         healed["content"] = text_of(healed["content"])
     stored, calls = normalise_reply(healed, taken)
     answers = []
-    for number, call in enumerate(calls):
-        known = results[number]
-        answer = result_message(call.id, LOST) if known is None else known
-        answers.append(
-            {**answer, "tool_call_id": call.id, "content": text_of(answer.get("content"))}
-        )
+    for call, known in zip(calls, results, strict=True):
+        answer = known or result_message(call.id, LOST)
+        text = text_of(answer.get("content"))
+        answers.append({**answer, "tool_call_id": call.id, "content": text})
     return [stored, *answers] if stored.get("content") or calls else []
 
 
