@@ -567,18 +567,15 @@ class Transcript:
                 break
         self.waiting = [other for other in self.waiting if other != call_id]
 
-    def cancel_waiting(self, text: str = CANCELLED) -> list[str]:
-        """Answer every call that never began; returns their ids."""
-        ids = list(self.waiting)
-        for call_id in ids:
+    def cancel_waiting(self, text: str = CANCELLED) -> None:
+        """Answer every call that never began."""
+        for call_id in self.waiting:
             self.answer(call_id, text)
-        return ids
 
     def append_note(self, text: str) -> None:
         """A note to the model, put into the last result (DESIGN, decision 7)."""
         last = self.messages[-1]
-        content = clean(f"{last['content']}\n{text}")
-        self.messages[-1] = {**last, "content": content}
+        self.messages[-1] = {**last, "content": clean(f"{last['content']}\n{text}")}
 
     def replace(self, messages: Iterable[Message]) -> None:
         """Swap in a whole new list, after compaction."""
@@ -586,12 +583,10 @@ class Transcript:
         self._encoded.clear()
 
     def encoded(self, message: Message) -> str:
-        """A message as JSON, encoded once."""
-        known = self._encoded.get(id(message))
-        if known is None or known[0] is not message:
-            known = (message, encode(message))
-            self._encoded[id(message)] = known
-        return known[1]
+        """A message as JSON, encoded once; the cache holds the message, so its id stays its own."""
+        if id(message) not in self._encoded:
+            self._encoded[id(message)] = (message, encode(message))
+        return self._encoded[id(message)][1]
 
     def lines(self) -> list[str]:
         """Every message as JSON."""
@@ -1439,7 +1434,7 @@ class Client:
         self.partial = ""  # text of the reply that is on its way
         self.quiet = False
         self.last_event = 0.0  # when data last came, keep-alive comments not counted
-        self._projected: dict[int, tuple[Message, str]] = {}
+        self._projected: dict[int, tuple[Message, str]] = {}  # as Transcript keeps encodings
         self._http: requests.Session | None = None
 
     def session(self) -> requests.Session:
@@ -1467,13 +1462,11 @@ class Client:
         origin = (self.endpoint, self.model)
         lines = []
         for message in transcript.messages:
-            known = self._projected.get(id(message))
-            if known is None or known[0] is not message:
+            if id(message) not in self._projected:
                 sent = project(message, origin, self.learned)
                 line = transcript.encoded(message) if sent is message else encode(sent)
-                known = (message, line)
-                self._projected[id(message)] = known
-            lines.append(known[1])
+                self._projected[id(message)] = (message, line)
+            lines.append(self._projected[id(message)][1])
         parts = [f'"model":{encode(self.model)}', '"stream":true']
         if "no_stream_options" not in self.learned:
             parts.append('"stream_options":{"include_usage":true}')
