@@ -851,11 +851,6 @@ class Session:
         """Where it is saved; None in memory."""
         return self.folder / f"{self.id}.json" if self.folder else None
 
-    def usage(self) -> dict[str, int]:
-        """Tokens of all requests so far, by kind."""
-        usage: dict[str, int] = self.header.setdefault("usage", {})
-        return usage
-
     def save(self, *, sync: bool = False) -> None:
         """Write the file; `sync` waits for the disk. Raises OSError, and the old file stays."""
         if self.path is None:
@@ -971,14 +966,17 @@ def resume_session(
 
     `fork` opens a copy. `check` may raise SessionError to keep a file from being used.
     """
-    entries, notices = ([], []) if wanted else list_sessions(folder)
-    for path in [find_session(folder, wanted)] if wanted else [entry.path for entry in entries]:
+    take = fork_session if fork else open_session
+    if wanted:
+        path = find_session(folder, wanted)
+        check(path)
+        return take(path)
+    entries, notices = list_sessions(folder)
+    for entry in entries:
         try:
-            check(path)
-            session, notes = fork_session(path, folder) if fork else open_session(path)
+            check(entry.path)
+            session, notes = take(entry.path)
         except SessionError as error:
-            if wanted:
-                raise
             notices.append(f"skipped: {error}")
             continue
         return session, notices + notes
@@ -1009,12 +1007,12 @@ def tracked_by_git(path: Path) -> bool:
         return False
 
 
-def fork_session(path: Path, folder: Path) -> tuple[Session, list[str]]:
+def fork_session(path: Path) -> tuple[Session, list[str]]:
     """A copy of a session under a new id; the original is not touched."""
     header, messages = read_session(path)
     healed, notes = heal(messages)
     kept = {k: v for k, v in header.items() if k not in ("version", "id", "created", "updated")}
-    session = new_session(folder, kept, time.time())
+    session = new_session(path.parent, kept, time.time())
     session.transcript = Transcript(healed)
     return session, notes
 
@@ -3843,7 +3841,7 @@ class Agent:
     def count(self, reply: Reply) -> None:
         """Add up what a reply cost and report it."""
         self.turns += 1
-        total = self.session.usage()
+        total = self.session.header["usage"]  # tokens by kind
         for name, number in reply.usage.items():
             self.usage[name] = self.usage.get(name, 0) + number
             total[name] = total.get(name, 0) + number
@@ -4553,7 +4551,7 @@ class Repl:
         self.screen.line(f"mode: {agent.mode}; sandbox: {SANDBOX_STATE}")
         self.screen.line(f"session: {agent.session.id}, {len(agent.transcript.messages)} messages")
         self.screen.line(f"context: ~{tokens} of {told}{window} tokens")
-        used = ", ".join(f"{name} {n}" for name, n in agent.session.usage().items())
+        used = ", ".join(f"{name} {n}" for name, n in agent.session.header["usage"].items())
         self.screen.line(f"used: {used or 'nothing yet'}")
 
     def do_compact(self, argument: str) -> None:
