@@ -63,7 +63,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 CONNECT_SECONDS = 10.0  # to reach the server
 SILENCE_SECONDS = 120.0  # without a byte, or without an event that carries data
 RETRIES = 4  # further tries after a failed request
-RETRY_BASE_SECONDS, RETRY_CAP_SECONDS = 1.0, 30.0  # 1, 2, 4, 8 s, never above the cap
+RETRY_BASE_SECONDS = 1.0  # then 2, 4, 8
 RETRY_AFTER_LIMIT_SECONDS = 300.0  # a server that asks for a longer wait ends the turn
 RESULT_CHARS = 20_000  # of one tool result
 OUTPUT_FILE_BYTES = 50_000_000  # of a command's whole output kept on disk
@@ -1359,8 +1359,7 @@ def retry_delay(attempt: int, after: float | None, jitter: float) -> float:
     """
     if after is not None:
         return after
-    base = RETRY_BASE_SECONDS * 2.0 ** (attempt - 1)
-    return float(min(RETRY_CAP_SECONDS, base * (1 + jitter / 4)))
+    return RETRY_BASE_SECONDS * float(2 ** (attempt - 1)) * (1 + jitter / 4)
 
 
 def is_local(url: str) -> bool:
@@ -1518,15 +1517,8 @@ class Client:
             raise TryLater(f"gave up after {attempt} tries: {reason}") from failure
         if delay > RETRY_AFTER_LIMIT_SECONDS:
             raise TryLater(f"the server asks to wait {delay:.0f} s: {reason}") from failure
-        again = bool(self.partial)
-        self.emit(
-            "retry",
-            attempt=attempt,
-            of=RETRIES,
-            delay=round(delay, 3),
-            reason=reason,
-            restarts_reply=again,
-        )
+        count = {"attempt": attempt, "of": RETRIES, "delay": round(delay, 3)}
+        self.emit("retry", **count, reason=reason, restarts_reply=bool(self.partial))
         self.sleep(delay)
 
     def _attempt(self, body: bytes, offered: Sequence[str]) -> Reply:
@@ -1562,9 +1554,8 @@ class Client:
 
     def _failure(self, status: int, raw: bytes, headers: Mapping[str, str]) -> Exception:
         text = self.mask(raw.decode("utf-8", "replace"))
-        try:
-            body = json.loads(text)
-        except ValueError:
+        body = json_or_none(text)
+        if body is None:
             body = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text)).strip()[:500]
         return classify(status, body, retry_after(headers, time.time()))
 
@@ -1611,9 +1602,8 @@ class Client:
 
     def _chunks(self, response: requests.Response) -> Iterator[bytes]:
         """Bytes as they arrive; silence of data-bearing events ends the attempt."""
-        read = getattr(response.raw, "read1", None)
-        plain = iter(response.iter_content(1)) if read is None else None
-        while chunk := (read(65536) if read else next(plain or iter(()), b"")):
+        read = getattr(response.raw, "read1", None)  # urllib3 1 has none
+        for chunk in iter(lambda: read(65536), b"") if read else response.iter_content(1):
             yield chunk
             if self.clock() - self.last_event > SILENCE_SECONDS:
                 raise Transient(f"no data for {SILENCE_SECONDS:.0f} s")
