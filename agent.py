@@ -2207,12 +2207,12 @@ class Stop(KeyboardInterrupt):
         self.output = output
 
 
+SIGINT_CODE = 130
+
+
 def exit_code_of(stop: KeyboardInterrupt) -> int:
     """What the process ends with: a plain KeyboardInterrupt is Ctrl-C."""
     return stop.exit_code if isinstance(stop, Stop) else SIGINT_CODE
-
-
-SIGINT_CODE = 130
 
 
 HEAD_BYTES, TAIL_BYTES = 12_000, 48_000  # of a command's output kept in memory
@@ -2326,20 +2326,25 @@ class CommandHost:
         """Run a command to its end: (exit code or None after a timeout, pids left running)."""
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
+
+        def take(data: bytes) -> None:
+            capture.add(data)
+            on_output(data)
+
         try:
             self._send(command, writer)
-            answer = self._follow(reader, timeout, capture, on_output)
+            answer = self._follow(reader, timeout, take)
             if answer is None:
                 self._end(reader, capture)
         except KeyboardInterrupt as error:
             self._end(reader, capture)
-            self._drain(reader, capture, on_output, keep=False)
+            self._drain(reader, take, keep=False)
             raise Stop(exit_code_of(error), capture.text()) from error
         except (OSError, ToolError) as error:
             os.close(reader)
             raise ToolError(f"the command host failed, and the command: {error}") from error
         left = list(answer["left"]) if answer else []
-        self._drain(reader, capture, on_output, keep=bool(left))
+        self._drain(reader, take, keep=bool(left))
         return (int(answer["exit"]) if answer else None), left
 
     def _send(self, command: str, writer: int) -> None:
@@ -2356,11 +2361,7 @@ class CommandHost:
             os.close(writer)
 
     def _follow(
-        self,
-        reader: int,
-        timeout: float,
-        capture: Capture,
-        on_output: Callable[[bytes], None],
+        self, reader: int, timeout: float, take: Callable[[bytes], None]
     ) -> dict[str, Any] | None:
         """Take output until the command ends (its answer) or the time is up (None)."""
         import select
@@ -2371,11 +2372,10 @@ class CommandHost:
             ready, _, _ = select.select(sources, [], [], left)
             if reader in ready:
                 data = os.read(reader, 65536)
-                if not data:
-                    sources.remove(reader)
+                if data:
+                    take(data)
                 else:
-                    capture.add(data)
-                    on_output(data)
+                    sources.remove(reader)
             elif self.channel in ready:
                 answer = self._answer()
                 if answer["n"] == self.number:
@@ -2397,15 +2397,13 @@ class CommandHost:
         try:
             for number in (15, 9):
                 self.channel.sendall(encode({"end": number}).encode() + b"\n")
-                if self._follow(reader, END_SECONDS, capture, lambda data: None) is not None:
+                if self._follow(reader, END_SECONDS, capture.add) is not None:
                     break
             self.channel.sendall(encode({"end": 9}).encode() + b"\n")
         except (OSError, ToolError, AttributeError):  # the host is gone
             self.close()
 
-    def _drain(
-        self, reader: int, capture: Capture, on_output: Callable[[bytes], None], *, keep: bool
-    ) -> None:
+    def _drain(self, reader: int, take: Callable[[bytes], None], *, keep: bool) -> None:
         """Take what is still in the pipe; a thread empties it on while background jobs hold it."""
         import threading
 
@@ -2417,8 +2415,7 @@ class CommandHost:
             if not data:
                 keep = False
                 break
-            capture.add(data)
-            on_output(data)
+            take(data)
         if keep:
             os.set_blocking(reader, True)
             threading.Thread(target=discard, args=(reader,), daemon=True).start()
