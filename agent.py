@@ -2664,10 +2664,10 @@ def make_registry(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
     return registry
 
 
-def page(lines: Sequence[str], first: int, noun: str, name: str = "offset") -> str:
+def page(lines: Sequence[str], first: int, noun: str) -> str:
     """Lines from the front within the size of a result, and how to get the rest.
 
-    `first` is the number of lines before these; `name` the parameter that skips lines.
+    `first` is the number of lines before these.
     """
     taken, size = 0, 0
     while taken < len(lines) and (size := size + len(lines[taken]) + 1) <= RESULT_CHARS - 200:
@@ -2676,16 +2676,16 @@ def page(lines: Sequence[str], first: int, noun: str, name: str = "offset") -> s
     if taken == len(lines) and not first:
         return shown
     total = first + len(lines)
-    more = f"; go on with {name}={first + taken}" if taken < len(lines) else ""
+    more = f"; go on with offset={first + taken}" if taken < len(lines) else ""
     return f"{shown}\n[{noun} {first + 1}-{first + taken} of {total}{more}]"
 
 
-def clip(text: str, limit: int = RESULT_CHARS, head: float = 0.3, where: str = "") -> str:
+def clip(text: str, limit: int = RESULT_CHARS, where: str = "") -> str:
     """Head and tail of a text that is too long, with the count of what is not shown."""
     if len(text) <= limit:
         return text
     room = limit - 120 - len(where)
-    front = int(room * head)
+    front = int(room * 0.3)
     gap = len(text) - room
     note = f"[... {gap} characters not shown{where} ...]"
     return f"{text[:front]}\n{note}\n{text[len(text) - (room - front) :]}"
@@ -2720,7 +2720,8 @@ class FileTools:
             if codec is not UTF8:
                 text = codec.decode(file.read())
                 return numbered(text.removesuffix("\n").split("\n"), first, last, path)
-            return numbered(decoded_lines(file), first, last, path)
+            lines = (line.removesuffix(b"\n").decode("utf-8", "replace") for line in file)
+            return numbered(lines, first, last, path)
 
     @tool(needs="read")
     def list_files(self, path: str = ".", pattern: str = "*", offset: int = 0) -> str:
@@ -2730,17 +2731,17 @@ class FileTools:
         pattern: a glob; with a / it matches the relative path (** for any folders), else the name
         offset: how many files to skip
         """
-        root = self.workspace.safe_path(path)
-        if not root.exists():
-            raise ToolError(f"{path} does not exist")
-        found = list(self._matching(root, pattern))
+        found = list(self._matching(path, pattern))
         if not found:
             return f"(no files match {pattern} in {path})"
         return page(found[offset:], offset, "files")
 
-    def _matching(self, root: Path, pattern: str) -> Iterator[str]:
+    def _matching(self, path: str, pattern: str) -> Iterator[str]:
         """Relative paths below a folder (or the file itself) that a glob takes."""
         workspace = self.workspace
+        root = workspace.safe_path(path)
+        if not root.exists():
+            raise ToolError(f"{path} does not exist")
         if root.is_file():
             yield workspace.relative(root)
             return
@@ -2775,12 +2776,8 @@ class FileTools:
             wanted = re.compile(regex, re.IGNORECASE if ignore_case else 0)
         except re.error as error:
             raise ToolError(f"not a regular expression: {error}. Escape ( [ . * + ?") from error
-        root = self.workspace.safe_path(path)
-        if not root.exists():
-            raise ToolError(f"{path} does not exist")
-        found: list[str] = []
-        for name in self._matching(root, pattern):
-            found += self._search(name, wanted, context)
+        names = self._matching(path, pattern)
+        found = [line for name in names for line in self._search(name, wanted, context)]
         if not found:
             return f"(no match for {regex} in {path})"
         return page(found[offset:], offset, "lines" if context else "matches")
@@ -2790,21 +2787,17 @@ class FileTools:
         data = self.workspace.read(self.workspace.root / name)
         if is_binary(data):
             return []
-        codec = codec_of(data)
-        text = clean(
-            codec.decode(data) if codec is not UNKNOWN else data.decode("utf-8", "replace")
-        )
+        text = clean(codec_of(data).decode(data))
         lines = [line.removesuffix("\r") for line in text.split("\n")]
         if lines[-1] == "":
             lines.pop()
-        hits = [at for at, line in enumerate(lines) if wanted.search(line)]
-        shown = {n for at in hits for n in range(at - context, at + context + 1)}
-        marks = dict.fromkeys(hits, ":")
-        return [
-            f"{name}{(mark := marks.get(at, '-'))}{at + 1}{mark}{window(lines[at], wanted)}"
-            for at in sorted(shown)
-            if 0 <= at < len(lines)
-        ]
+        hits = {at for at, line in enumerate(lines) if wanted.search(line)}
+        near = {n for at in hits for n in range(at - context, at + context + 1)}
+        found = []
+        for at in sorted(near & set(range(len(lines)))):
+            mark = ":" if at in hits else "-"
+            found.append(f"{name}{mark}{at + 1}{mark}{window(lines[at], wanted)}")
+        return found
 
     @tool(needs="write")
     def write_file(self, path: str, content: str) -> Change:
@@ -2858,12 +2851,6 @@ class FileTools:
         first = text.count("\n", 0, places[0][0]) + 1
         summary = f"edited {self.workspace.relative(target)}: {len(places)} place(s), line {first}"
         return Change(target, before, after, f"{summary}, {len(after)} bytes")
-
-
-def decoded_lines(file: Iterable[bytes]) -> Iterator[str]:
-    """Lines of a binary file as text, without their ends."""
-    for line in file:
-        yield line.removesuffix(b"\n").decode("utf-8", "replace")
 
 
 def numbered(lines: Iterable[str], first: int, last: int, path: str) -> str:
@@ -2985,7 +2972,7 @@ class ShellTools:
         where = ""
         if capture.path is not None and capture.path.exists():
             where = f"; the whole output: read_file {self.workspace.relative(capture.path)}"
-        body = clip("\n".join(lines[:-1]), RESULT_CHARS - 100, 0.3, where)
+        body = clip("\n".join(lines[:-1]), RESULT_CHARS - 100, where)
         return f"{body}\n{lines[-1]}"
 
 
