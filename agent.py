@@ -3213,10 +3213,10 @@ def parse_rule(text: str) -> Rule:
 
 def make_policy(settings: Settings, mode: str, hosts: Iterable[str] = (), root: str = "") -> Policy:
     """The policy of a run; `hosts` are those a person approved."""
-    rules = [tuple(parse_rule(t) for t in texts) for texts in (settings.allow, settings.ask)]
-    deny = tuple(parse_rule(text) for text in settings.deny)
+    lists = (settings.allow, settings.ask, settings.deny)
+    allow, ask, deny = (tuple(map(parse_rule, texts)) for texts in lists)
     known = (*settings.fetch_hosts, *hosts)
-    return Policy(mode, rules[0], rules[1], deny, settings.network, known, root)
+    return Policy(mode, allow, ask, deny, settings.network, known, root)
 
 
 class NotSimple(Exception):
@@ -3358,11 +3358,11 @@ def strictest(decisions: Iterable[Decision]) -> Decision:
     return max(decisions, key=lambda decision: STRICTNESS.index(decision.outcome))
 
 
-def matching(rules: Iterable[Rule], name: str, subject: str, kind: str) -> Rule | None:
-    """The first rule for a tool that takes a subject: a command's words, a path or a URL."""
-    for rule in rules:
+def ruled(policy: Policy, outcome: str, name: str, subject: str, kind: str) -> Decision | None:
+    """What the user's allow, ask or deny rules say of a command's words, a path or a URL."""
+    for rule in getattr(policy, outcome):
         if rule.tool in (name, "*") and takes(rule, subject, kind):
-            return rule
+            return Decision(outcome, f"the rule {outcome} {rule.text!r}", rule.text)
     return None
 
 
@@ -3380,15 +3380,16 @@ def takes(rule: Rule, subject: str, kind: str) -> bool:
 
 def by_mode(policy: Policy, needs: str) -> Decision:
     """What the mode says of a call that no rule names (CONTRACT, "Modes")."""
-    mode = policy.mode
+    auto = policy.mode == "auto"
     if needs == "read":
         return Decision("allow", "it only reads")
+    if needs == "net" and policy.network:
+        return Decision("allow", "--network")
     if needs == "net":
-        outcome = "human" if mode == "auto" else "ask"
-        return Decision("allow", "--network") if policy.network else Decision(outcome, "network")
-    table = {"plan": "deny", "ask": "ask", "auto": "allow"}
-    reason = {"plan": "plan mode only reads", "ask": "ask mode", "auto": "auto mode"}
-    return Decision(table[mode], reason[mode])
+        return Decision("human" if auto else "ask", "network")
+    if policy.mode == "plan":
+        return Decision("deny", "plan mode only reads")
+    return Decision("allow" if auto else "ask", f"{policy.mode} mode")
 
 
 def decide(
@@ -3401,7 +3402,7 @@ def decide(
     """
     if name == "bash":
         return decide_command(policy, subject)
-    kind = {"read": "path", "write": "path"}.get(needs, "text")
+    kind = "path" if needs in ("read", "write") else "text"
     names = [os.path.normpath(one) if kind == "path" else one for one in (subject, *also)]
     decisions = [decide_subject(policy, name, needs, one, kind) for one in names]
     return strictest(decisions)
@@ -3409,23 +3410,21 @@ def decide(
 
 def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: str) -> Decision:
     """One name of what a call touches: deny, ask a human, ask, allow, mode - in this order."""
-    denied = matching(policy.deny, name, subject, kind)
+    denied, asked, allowed = (
+        ruled(policy, outcome, name, subject, kind) for outcome in ("deny", "ask", "allow")
+    )
     if denied:
-        return Decision("deny", f"the rule deny {denied.text!r}", denied.text)
-    allowed = matching(policy.allow, name, subject, kind)
-    same = (subject, glob_escape(subject))
-    exact = allowed is not None and os.path.normpath(allowed.pattern) in same
-    asked = matching(policy.ask, name, subject, kind)
+        return denied
+    pattern = allowed.rule.partition(" ")[2] if allowed else ""
+    exact = os.path.normpath(pattern) in (subject, glob_escape(subject))
     found = protected(subject) if needs == "write" else None
     if found and (found.outcome == "deny" or not exact):
         return found
     if asked:
-        return Decision("ask", f"the rule ask {asked.text!r}", asked.text)
+        return asked
     default = by_mode(policy, needs)
-    if policy.mode == "plan" and default.outcome == "deny":
-        return default
-    if allowed:
-        return Decision("allow", f"the rule allow {allowed.text!r}", allowed.text)
+    if allowed and default.outcome != "deny":  # no rule lifts plan mode
+        return allowed
     if needs == "net" and host_of(subject) in policy.fetch_hosts:
         return Decision("allow", "fetch_hosts")
     return default
@@ -3451,9 +3450,9 @@ def host_of(url: str) -> str:
 
 def decide_command(policy: Policy, command: str) -> Decision:
     """A shell command: each part is judged by itself, the strictest wins."""
-    denied = matching(policy.deny, "bash", command, "command") or denied_word(policy, command)
+    denied = ruled(policy, "deny", "bash", command, "command") or denied_word(policy, command)
     if denied:
-        return Decision("deny", f"the rule deny {denied.text!r}", denied.text)
+        return denied
     try:
         parts = split_command(command)
     except NotSimple as error:
@@ -3466,14 +3465,13 @@ def decide_command(policy: Policy, command: str) -> Decision:
     return strictest(decide_part(policy, words) for words in parts)
 
 
-def denied_word(policy: Policy, command: str) -> Rule | None:
-    """A deny rule `* path` that a word of a command matches."""
-    rules = [rule for rule in policy.deny if rule.tool == "*"]
-    for word in re.split(r"[\s;&|<>()'\"=]+", command) if rules else ():
+def denied_word(policy: Policy, command: str) -> Decision | None:
+    """What the deny rules `* path` say of the words of a command."""
+    for word in re.split(r"[\s;&|<>()'\"=]+", command) if policy.deny else ():
         path = os.path.relpath(os.path.normpath(f"{policy.root}/{word}"), policy.root or ".")
         if word.startswith("/"):
             path = os.path.relpath(os.path.normpath(word), policy.root or "/")
-        found = matching(rules, "*", path, "path") if word else None
+        found = ruled(policy, "deny", "*", path, "path") if word else None
         if found:
             return found
     return None
@@ -3482,19 +3480,15 @@ def denied_word(policy: Policy, command: str) -> Rule | None:
 def decide_part(policy: Policy, words: Sequence[str]) -> Decision:
     """One simple command."""
     text = " ".join(words)
-    denied = matching(policy.deny, "bash", text, "command")
-    if denied:
-        return Decision("deny", f"the rule deny {denied.text!r}", denied.text)
-    asked = matching(policy.ask, "bash", text, "command")
-    if asked:
-        return Decision("ask", f"the rule ask {asked.text!r}", asked.text)
+    denied, asked, allowed = (
+        ruled(policy, outcome, "bash", text, "command") for outcome in ("deny", "ask", "allow")
+    )
+    found = denied or asked
+    if found:
+        return found
     if reads_only(words):
         return Decision("allow", f"{words[0]} only reads")
-    default = by_mode(policy, "run")
-    allowed = matching(policy.allow, "bash", text, "command")
-    if allowed and policy.mode != "plan":
-        return Decision("allow", f"the rule allow {allowed.text!r}", allowed.text)
-    return default
+    return allowed if allowed and policy.mode != "plan" else by_mode(policy, "run")
 
 
 def permitting_rules(policy: Policy, name: str, subject: str) -> list[str]:
@@ -4588,8 +4582,7 @@ def build_agent(
     """
     report = guarded(emit or (lambda kind, **data: None))
     root = workspace_root(settings)
-    for text in (*settings.allow, *settings.ask, *settings.deny):
-        parse_rule(text)
+    make_policy(settings, settings.mode)  # refuses what is no rule
     client = Client(settings, report)
     client.model = settings.model or known_model(session, client) or client.models()[0]
     workspace = Workspace(root, settings.environ)
