@@ -2609,6 +2609,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
     if unknown:
         raise UsageError(f"tool {name}: help for {', '.join(sorted(unknown))}, which it lacks")
     plans = signature.return_annotation is Change
+    if plans and needs != "write":
+        raise UsageError(f"tool {name}: it returns a Change, so it needs 'write'")
     return Tool(name, " ".join(description.split()), needs, function, parameters, plans)
 
 
@@ -3610,11 +3612,15 @@ class TurnEnd(Exception):
 
 
 class Denied(ToolError):
-    """A call that was not permitted; `unattended`: a human was needed and there was none."""
+    """A call that was not permitted."""
 
-    def __init__(self, reason: str, *, unattended: bool = False) -> None:
-        super().__init__(reason)
-        self.unattended = unattended
+
+class Unattended(Denied):
+    """A human was needed and there was none; `rules` are those that would permit the call."""
+
+    def __init__(self, reason: str, rules: Iterable[str]) -> None:
+        super().__init__(f"nobody is there to approve it ({reason})")
+        self.rules = rules
 
 
 class Agent:
@@ -3670,7 +3676,7 @@ class Agent:
         self.workspace.seen = session.header["files"]
         if self.shell is not None and session.folder is not None:
             self.shell.output_folder = session.folder.parent / "output" / session.id
-        self.refresh_system()
+        self.transcript.set_system(self.system_text())
 
     def set_mode(self, mode: str) -> None:
         """Change the mode; the model is told once, with the next user message (T1)."""
@@ -3683,16 +3689,10 @@ class Agent:
         self.client.model = self.session.header["model"] = model
         self.client.forget_projection()
 
-    def refresh_system(self) -> None:
-        """Build the system message: at start, on resume and after compaction, never in between."""
-        self.transcript.set_system(self.system_text())
-
     def system_text(self) -> str:
-        """The system prompt with the project's AGENTS.md."""
-        settings = self.settings
-        extra = [settings.append_system_prompt] if settings.append_system_prompt else []
-        self.project_notes = "" if settings.bare else read_agents_md(self.workspace)
-        extra.append(self.project_notes)
+        """The system prompt: built at start, on resume and after compaction, never in between."""
+        self.project_notes = self.read_notes()
+        extra = (self.settings.append_system_prompt, self.project_notes)
         return SYSTEM_PROMPT.format(
             root=self.workspace.root,
             system=sys.platform,
@@ -3700,6 +3700,10 @@ class Agent:
             mode_meaning=MODE_MEANING[self.mode],
             extra="\n".join(part for part in extra if part),
         ).rstrip()
+
+    def read_notes(self) -> str:
+        """The project's AGENTS.md files as they are now."""
+        return "" if self.settings.bare else read_agents_md(self.workspace)
 
     # -- a run: one prompt to its end
 
@@ -3745,7 +3749,7 @@ class Agent:
     def begin_turn(self, prompt: str) -> None:
         """The user message, with what changed since the last one, saved before anything is sent."""
         self.keep(self.session.keep_backup)
-        changed = "" if self.settings.bare else read_agents_md(self.workspace)
+        changed = self.read_notes()
         if changed != self.project_notes:
             self.project_notes = changed
             self.notes.append(f"[note: the project notes changed; they are now:]\n{changed}\n")
@@ -3821,13 +3825,11 @@ class Agent:
         """Tell the model once when nine tenths of its steps are used, and when all are."""
         if not self.limit:
             return
-        nearly = -(-self.limit * 9 // 10)
-        if self.turns >= self.limit:
-            if self.more_steps():
-                self.limit += self.settings.max_turns
-            else:
-                self.transcript.append_note(LAST_REQUEST.format(limit=self.limit))
-        elif self.turns == nearly:
+        if self.turns >= self.limit and self.more_steps():
+            self.limit += self.settings.max_turns
+        elif self.turns >= self.limit:
+            self.transcript.append_note(LAST_REQUEST.format(limit=self.limit))
+        elif self.turns == -(-self.limit * 9 // 10):  # rounded up
             note = NEARLY_USED.format(used=self.turns, limit=self.limit)
             self.transcript.append_note(note)
 
@@ -3862,11 +3864,11 @@ class Agent:
             self.approve(call, made, decision, plan)
             status, text = "ok", self.perform(call, made, arguments, plan)
         except (Denied, OutsideError) as refusal:
-            status, text = "denied", self.refuse(call, decision, refusal)
+            status, text = "denied", self.refuse(call, refusal)
         except ToolError as error:
             status, text = "error", f"error: {error}"
         except KeyboardInterrupt as stop:
-            self.cancel(call, stop, began)
+            self.answer(call, "cancelled", self.cut_output(call, stop), decision, began)
             raise
         self.answer(call, status, clip(text), decision, began)
 
@@ -3917,28 +3919,27 @@ class Agent:
 
     def plan(self, made: Tool, arguments: Mapping[str, Any]) -> Change | None:
         """The change that a call would make, computed before anybody is asked."""
-        if made.needs != "write":
+        if not made.plans:
             return None
-        planned = self.call_function(made, arguments) if made.plans else None
+        planned = self.call_function(made, arguments)
         return planned if isinstance(planned, Change) else None
 
     def approve(self, call: Call, made: Tool, decision: Decision, plan: Change | None) -> None:
         """Ask the person where the decision says so. Raises Denied."""
         if decision.outcome == "allow":
             return
-        if self.ask is None:
-            raise Denied(f"nobody is there to approve it ({decision.reason})", unattended=True)
         subject = self.subject(made, made.bind(call.arguments))
+        if self.ask is None:
+            rules = permitting_rules(self.policy(), made.name, subject)
+            raise Unattended(decision.reason, rules)
         text = diff_of(plan, self.workspace.relative(plan.path)) if plan else subject
         if call.arguments.get("network"):
             text += "\n[it says that it needs the network]"
-        question = Question("approve", text, call.name, decision.reason, call.id)
-        answer = self.ask(question)
+        answer = self.ask(Question("approve", text, call.name, decision.reason, call.id))
         said = (answer or "").strip()
-        yes = is_yes(answer)
-        word = "yes" if yes else "no"
+        word = "yes" if is_yes(answer) else "no"
         self.emit("approval", id=call.id, name=call.name, reason=decision.reason, answer=word)
-        if not yes:
+        if word == "no":
             plain = said.lower() in ("", "n", "no")
             raise Denied("the user said no" if plain else f"the user said: {clean(said)}")
         if made.needs == "net":
@@ -3953,44 +3954,37 @@ class Agent:
             self.save()
         if self.shell is not None:
             self.shell.call_id = re.sub(r"[^\w-]", "_", call.id)[:80]
-        if plan is not None:
-            return self.workspace.apply(plan)
-        made_text = self.call_function(made, arguments)
-        return made_text if isinstance(made_text, str) else encode(made_text)
+        return self.workspace.apply(plan) if plan else str(self.call_function(made, arguments))
 
-    def call_function(self, made: Tool, arguments: Mapping[str, Any]) -> Any:
+    def call_function(self, made: Tool, arguments: Mapping[str, Any]) -> str | Change:
         """A tool's function; whatever it raises becomes a text for the model."""
         try:
-            return made.function(**arguments)
+            value = made.function(**arguments)
+            return value if isinstance(value, str | Change) else encode(value)
         except ToolError:
             raise
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
 
-    def refuse(self, call: Call, decision: Decision, refusal: ToolError) -> str:
+    def refuse(self, call: Call, refusal: ToolError) -> str:
         """Record a call that was not permitted; returns its result.
 
         The row's "rule" is what would permit it: `--allow` rules, one a line, "" when none can.
         """
         row = {"name": call.name, "arguments": call.arguments, "reason": str(refusal), "rule": ""}
         self.denied.append(row)
-        if not (isinstance(refusal, Denied) and refusal.unattended):
+        if not isinstance(refusal, Unattended):
             return f"denied: {refusal}"
         self.unattended = True
-        policy, made = self.policy(), self.find(call)
-        subject = self.subject(made, made.bind(call.arguments))
-        row["rule"] = "\n".join(permitting_rules(policy, call.name, subject))
+        row["rule"] = "\n".join(refusal.rules)
         return "not kept: nobody to confirm" if call.name == "note" else f"denied: {refusal}"
 
-    def cancel(self, call: Call, stop: KeyboardInterrupt, began: float) -> None:
-        """Ctrl-C during a call: it keeps its output so far, unless it never began."""
-        decision = Decision("allow", "")
+    def cut_output(self, call: Call, stop: KeyboardInterrupt) -> str:
+        """The result of a call that Ctrl-C ended: its output so far, unless it never began."""
         if call.id in self.transcript.waiting:
-            self.answer(call, "cancelled", CANCELLED, decision, began)
-            return
-        output = stop.output if isinstance(stop, Stop) else ""
-        text = clip("\n".join(part for part in (output.rstrip("\n"), INTERRUPTED_BY_USER) if part))
-        self.answer(call, "cancelled", text, decision, began)
+            return CANCELLED
+        output = stop.output.rstrip("\n") if isinstance(stop, Stop) else ""
+        return clip(f"{output}\n{INTERRUPTED_BY_USER}".lstrip("\n"))
 
     def answer(self, call: Call, status: str, text: str, decision: Decision, began: float) -> None:
         """Fill in a result, save, report; an equal call with an equal result is counted."""
@@ -4044,7 +4038,7 @@ class Agent:
             self.emit("notice", level="warning", text=text)
             return False
         self.transcript.replace(kept)
-        self.refresh_system()
+        self.transcript.set_system(self.system_text())
         self.client.forget_projection()
         self.compact_floor = min(self.compact_floor, self.size() * 1.1)
         self.save()
