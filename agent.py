@@ -4632,13 +4632,11 @@ def workspace_root(settings: Settings) -> Path:
 
 def begin_session(settings: Settings, root: Path) -> tuple[Session, str]:
     """A new session; when it can not be kept, one in memory and the reason why."""
-    trouble = ""
-    if settings.save_session:
-        try:
-            return new_session(state_folder(root) / "sessions", {}, time.time()), ""
-        except SessionError as error:
-            trouble = f"{error}; this session is not kept"
-    return new_session(None, {}, time.time()), trouble
+    try:
+        folder = state_folder(root) / "sessions" if settings.save_session else None
+        return new_session(folder, {}, time.time()), ""
+    except SessionError as error:
+        return new_session(None, {}, time.time()), f"{error}; this session is not kept"
 
 
 def choose_tools(
@@ -4646,7 +4644,8 @@ def choose_tools(
 ) -> dict[str, Tool]:
     """The registry: built-in tools in a fixed order, then the caller's own. Raises UsageError."""
     files = FileTools(agent.workspace, agent.may_read)
-    person = PersonTools(agent.workspace, lambda text: ask_model_question(agent, text))
+    ask = agent.ask or (lambda question: None)
+    person = PersonTools(agent.workspace, lambda text: ask(Question("answer", text)))
     web = WebTools(settings.fetch_hosts)
     built_in = (files.read_file, files.list_files, files.grep, files.write_file, files.edit_file)
     others = (shell.bash, person.ask_user, person.note, web.web_search, web.fetch_url)
@@ -4656,11 +4655,6 @@ def choose_tools(
             raise UsageError(f"there is no tool {name!r} (there are: {', '.join(registry)})")
     only = settings.tools or tuple(registry)
     return {n: t for n, t in registry.items() if n in only and n not in settings.exclude_tools}
-
-
-def ask_model_question(agent: Agent, text: str) -> str | None:
-    """The model's question to the person; None when nobody is there."""
-    return agent.ask(Question("answer", text, "")) if agent.ask else None
 
 
 def install_signals() -> None:
@@ -4715,8 +4709,7 @@ def report_failure(flags: argparse.Namespace | None, text: str, exit_code: int) 
         return
     if flags is not None and flags.output_format != "text":
         screen = JsonScreen(sys.stdout, only_result=flags.output_format == "json")
-        status = "cancelled" if exit_code >= 128 else "error"
-        result = Result(status, exit_code, text)
+        result = Result("cancelled" if exit_code >= 128 else "error", exit_code, text)
         screen.emit("init", **init_event(None))
         screen.emit("result", **dataclasses.asdict(result))
 
@@ -4760,9 +4753,9 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     prompt = read_prompt(flags.prompt, sys.stdin) if one_shot else ""
     if one_shot and not prompt.strip():
         raise UsageError("no prompt: give one, or start agent in a terminal (see agent --help)")
-    there = sys.stdin.isatty() and sys.stderr.isatty() and not flags.yes and not flags.print
-    there = there and flags.output_format == "text"
-    settings = find_endpoint(settings, screen, search=sys.stdin.isatty() and sys.stderr.isatty())
+    terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    there = terminal and not flags.yes and not flags.print and flags.output_format == "text"
+    settings = find_endpoint(settings, screen, search=terminal)
     person = Person(screen, sys.stdin, root / ".agent" / "history")
     emit = screen.emit
     if flags.output_format != "text":
@@ -4789,16 +4782,15 @@ def emit_both(machine: JsonScreen, screen: Screen, kind: str, **data: Any) -> No
 
 def init_event(agent: Agent | None) -> dict[str, Any]:
     """The fields of the first event."""
-    fields = {"session_id": "", "model": "", "base_url": "", "root": "", "mode": ""}
-    if agent is not None:
-        fields = {
-            "session_id": agent.session.id if agent.session.path else "",
-            "model": agent.client.model,
-            "base_url": agent.client.endpoint,
-            "root": str(agent.workspace.root),
-            "mode": agent.mode,
-        }
-    return {**fields, "sandbox": SANDBOX_STATE, "version": __version__}
+    return {
+        "session_id": agent.session.id if agent and agent.session.path else "",
+        "model": agent.client.model if agent else "",
+        "base_url": agent.client.endpoint if agent else "",
+        "root": str(agent.workspace.root) if agent else "",
+        "mode": agent.mode if agent else "",
+        "sandbox": SANDBOX_STATE,
+        "version": __version__,
+    }
 
 
 def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settings:
@@ -4809,7 +4801,7 @@ def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settin
     found = find_local_server() if search and not chosen else ""
     if found:
         screen.line(f"agent: no key is set; using {found} on this machine")
-        return dataclasses.replace(settings, provider=found, model=settings.model)
+        return dataclasses.replace(settings, provider=found)
     row = PROVIDERS.get(settings.provider or ("" if settings.base_url else "openai"))
     names = f"{row.key_name} or AGENT_API_KEY" if row and row.key_name else "AGENT_API_KEY"
     looked = f" (looked for {', '.join(LOCAL_PROVIDERS)} here)" if search and not chosen else ""
