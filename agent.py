@@ -34,17 +34,33 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
+import fcntl
+import fnmatch
 import functools
+import inspect
 import io
+import ipaddress
 import json
 import os
 import re
+import select
+import shlex
+import signal
+import socket
+import stat
+import subprocess
 import sys
+import termios
+import threading
 import time
+import types
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     import requests
@@ -814,8 +830,6 @@ def write_private(path: Path, text: str, *, sync: bool = False) -> None:
 
 def hold(path: Path) -> int | None:
     """Take the lock of a session: a descriptor, or None when another process holds it."""
-    import fcntl
-
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -997,8 +1011,6 @@ def find_session(folder: Path, wanted: str) -> Path:
 
 def tracked_by_git(path: Path) -> bool:
     """Whether a file came with the repository. Our own git calls run nothing of it."""
-    import subprocess
-
     quiet = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks"]
     command = ["git", *quiet, "-C", str(path.parent), "ls-files", "--error-unmatch", path.name]
     try:
@@ -1364,9 +1376,6 @@ def retry_delay(attempt: int, after: float | None, jitter: float) -> float:
 
 def is_local(url: str) -> bool:
     """Whether a URL's host is on this machine or network, where a key may be missing."""
-    import ipaddress
-    from urllib.parse import urlsplit
-
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_private
@@ -1688,7 +1697,6 @@ PROBE_SECONDS = 0.3
 def find_local_server() -> str:
     """The name of a provider that serves /v1/models on this machine, "" for none; all at once."""
     import queue
-    import threading
 
     answers: queue.Queue[str] = queue.Queue()
 
@@ -1884,8 +1892,6 @@ class Workspace:
 
     def similar(self, path: Path) -> list[str]:
         """Up to five existing paths whose names are like one that does not exist."""
-        import difflib
-
         names: dict[str, str] = {}
         for found in self.walk(self.root):
             names.setdefault(Path(found).name, found)
@@ -1955,8 +1961,6 @@ def make_folder(name: str, parent: int) -> None:
 
 def file_kind(mode: int) -> str:
     """`st_mode` in a word."""
-    import stat
-
     kinds = {
         stat.S_IFREG: "file",
         stat.S_IFDIR: "folder",
@@ -2006,8 +2010,6 @@ def carry_over(old: os.stat_result | None, descriptor: int) -> None:
 
 def diff_of(change: Change, name: str) -> str:
     """A unified diff of a planned change, for a person."""
-    import difflib
-
     sides = []
     for data in (change.before or b"", change.after):
         text = data.decode("utf-8", "replace") if is_binary(data) else codec_of(data).decode(data)
@@ -2035,6 +2037,9 @@ def command_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if k not in KEY_NAMES} | QUIET
 
 
+HOST_MODULES = "json, os, select, signal, socket, subprocess, sys"  # all that HostProcess has
+
+
 class HostProcess:
     """The command host's own code: CommandHost sends this source to a process of its own.
 
@@ -2044,10 +2049,6 @@ class HostProcess:
     """
 
     def __init__(self, channel: int) -> None:
-        import os
-        import signal
-        import socket
-
         self.sock = socket.socket(fileno=channel)
         os.set_inheritable(channel, False)
         self.wake, alarm = os.pipe()
@@ -2061,17 +2062,12 @@ class HostProcess:
     def prctl(self, option: int, value: int) -> None:
         """Set an attribute of this process, on Linux."""
         import ctypes
-        import sys
 
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
     def serve(self) -> None:
         """Work until the agent closes its end, then end all that is left."""
-        import os
-        import select
-        import signal
-
         sources: list[Any] = [self.sock, self.wake]
         while True:
             ready, _, _ = select.select(sources, [], [])
@@ -2086,9 +2082,6 @@ class HostProcess:
 
     def take(self) -> bool:
         """Carry out what the agent asked; False when it is gone."""
-        import json
-        import socket
-
         raw, passed, _, _ = socket.recv_fds(self.sock, 65536, 1)
         while raw and not raw.endswith(b"\n"):
             raw += self.sock.recv(65536)
@@ -2103,8 +2096,6 @@ class HostProcess:
 
     def end(self, number: int) -> None:
         """Signal all that the running command started: its group at once, then whoever left it."""
-        import os
-
         pids = self.children() - self.before
         if self.shell in pids:
             os.killpg(self.shell, number)
@@ -2112,9 +2103,6 @@ class HostProcess:
 
     def spawn(self, argv: list[str], cwd: str, output: int) -> int:
         """Start a command in a session of its own, without terminal and input; returns its pid."""
-        import os
-        import signal
-
         pid = os.fork()
         if pid:
             os.close(output)
@@ -2137,9 +2125,6 @@ class HostProcess:
 
     def reap(self) -> None:
         """Collect ended children, and tell the agent when the command is among them."""
-        import json
-        import os
-
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -2155,8 +2140,6 @@ class HostProcess:
 
     def children(self) -> set[int]:
         """All living descendants."""
-        import os
-
         pairs = self.parents()
         found, size = {os.getpid()}, 0
         while len(found) > size:
@@ -2166,9 +2149,6 @@ class HostProcess:
 
     def parents(self) -> list[tuple[int, int]]:
         """(pid, its parent) of every living process, from /proc, elsewhere from `ps`."""
-        import os
-        import subprocess
-
         if not os.path.isdir("/proc/self"):
             listing = subprocess.run(["/bin/ps", "-Ao", "pid=,ppid=,comm="], stdout=-1).stdout
             rows = [line.split(None, 2) for line in listing.splitlines()]
@@ -2186,8 +2166,6 @@ class HostProcess:
 
     def kill(self, pids: set[int], number: int) -> None:
         """Send a signal to processes that may be gone already."""
-        import os
-
         for pid in pids:
             try:
                 os.kill(pid, number)
@@ -2296,14 +2274,11 @@ class CommandHost:
 
     def start(self) -> None:
         """Start the host unless it runs."""
-        import socket
-        import subprocess
-
         if self.process is not None and self.process.poll() is None:
             return
         self.close()
         ours, theirs = socket.socketpair()
-        source = f"from __future__ import annotations\n{host_source()}\n"
+        source = f"from __future__ import annotations\nimport {HOST_MODULES}\n{host_source()}\n"
         source += f"HostProcess({theirs.fileno()}).serve()\n"
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-"],
@@ -2349,8 +2324,6 @@ class CommandHost:
 
     def _send(self, command: str, writer: int) -> None:
         """Hand a command to the host, with the pipe for its output."""
-        import socket
-
         try:
             self.start()
             self.number += 1
@@ -2364,8 +2337,6 @@ class CommandHost:
         self, reader: int, timeout: float, take: Callable[[bytes], None]
     ) -> dict[str, Any] | None:
         """Take output until the command ends (its answer) or the time is up (None)."""
-        import select
-
         deadline = time.monotonic() + timeout
         sources: list[Any] = [self.channel, reader]
         while (left := deadline - time.monotonic()) > 0:
@@ -2405,8 +2376,6 @@ class CommandHost:
 
     def _drain(self, reader: int, take: Callable[[bytes], None], *, keep: bool) -> None:
         """Take what is still in the pipe; a thread empties it on while background jobs hold it."""
-        import threading
-
         while True:
             try:
                 data = os.read(reader, 65536)
@@ -2424,8 +2393,6 @@ class CommandHost:
 
     def close(self) -> None:
         """End the host and with it everything it ever started."""
-        import subprocess
-
         if self.channel is not None:
             self.channel.close()
             self.channel = None
@@ -2588,8 +2555,6 @@ def tool(function: Any = None, *, needs: str = "run") -> Callable[[F], F]:
 
 def make_tool(function: Callable[..., Any]) -> Tool:
     """A marked function as a Tool. Raises UsageError when annotations or help are missing."""
-    import inspect
-
     name = getattr(function, "__name__", "")
     needs = getattr(function, "tool_needs", "run")
     if needs not in NEEDS:
@@ -2630,9 +2595,6 @@ def parameter_helps(text: str) -> dict[str, str]:
 
 def make_parameter(name: str, parameter: Any, helps: Mapping[str, str]) -> Parameter:
     """A parameter from its annotation: str, int, float, bool, list[..], Literal[..], .. | None."""
-    import types
-    import typing
-
     where = f"tool {name}: parameter {parameter.name}"
     kind = parameter.annotation
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -2908,8 +2870,6 @@ def replace_places(text: str, places: Sequence[tuple[int, int]], new: str) -> st
 
 def why_not_found(text: str, old: str, name: str) -> str:
     """The error for a missed edit: the region most like `old`, with line numbers."""
-    import difflib
-
     wanted = old.replace("\r\n", "\n").split("\n")
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     stripped = [line.strip() for line in lines]
@@ -3013,10 +2973,6 @@ class PersonTools:
 
 def check_url(url: str, allowed_hosts: Iterable[str]) -> None:
     """Refuse what is no web address of a public host (unless the user named the host)."""
-    import ipaddress
-    import socket
-    from urllib.parse import urlsplit
-
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme not in ("http", "https") or not host:
@@ -3370,8 +3326,6 @@ def ruled(policy: Policy, outcome: str, name: str, subject: str, kind: str) -> D
 
 def takes(rule: Rule, subject: str, kind: str) -> bool:
     """Whether a rule's pattern matches: paths by glob, the rest by an anchored fnmatch."""
-    import fnmatch
-
     if kind == "path":
         return path_match(os.path.normpath(rule.pattern), subject)
     if rule.tool == "*" and kind == "command":
@@ -3442,8 +3396,6 @@ def protected(path: str) -> Decision | None:
 
 def host_of(url: str) -> str:
     """The host of a URL, "" when it is none."""
-    from urllib.parse import urlsplit
-
     try:
         return urlsplit(url).hostname or ""
     except ValueError:
@@ -3874,8 +3826,6 @@ class Agent:
 
     def find(self, call: Call) -> Tool:
         """The tool that a call names. Raises ToolError that helps the model to correct itself."""
-        import difflib
-
         if call.error:
             raise ToolError(call.error)
         made = self.tools.get(call.name)
@@ -4263,9 +4213,6 @@ class JsonScreen:
 
 def drain(stream: Any, wait: float = 0.0) -> str:
     """All that was typed and not yet read, also a line without its end; "" off a terminal."""
-    import select
-    import termios
-
     if not stream.isatty():
         return ""
     descriptor, typed = stream.fileno(), b""
@@ -4471,8 +4418,6 @@ class Repl:
         name, _, argument = text[1:].partition(" ")
         action = getattr(self, f"do_{name}", None)
         if action is None:
-            import difflib
-
             near = difflib.get_close_matches(name, self.names(), n=1)
             hint = f"; did you mean /{near[0]}?" if near else " (/help lists them)"
             self.screen.line(f"agent: there is no command /{name}{hint}")
@@ -4659,7 +4604,6 @@ def choose_tools(
 
 def install_signals() -> None:
     """SIGTERM and SIGHUP seal and save as Ctrl-C does."""
-    import signal
 
     def stop(number: int, frame: Any) -> NoReturn:
         raise Stop(128 + number)
@@ -4670,8 +4614,6 @@ def install_signals() -> None:
 
 def ignore_signals() -> None:
     """On the way out another Ctrl-C has nothing left to stop."""
-    import signal
-
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
@@ -4865,9 +4807,6 @@ def read_ready(stdin: Any) -> bytes:
     A regular file counts only at its beginning: in `while read x; do agent "$x"; done <list` it
     belongs to the loop.
     """
-    import select
-    import stat
-
     try:
         descriptor = stdin.fileno()
         mode = os.fstat(descriptor).st_mode
@@ -4903,8 +4842,6 @@ def show_refusal(row: Mapping[str, Any], screen: Screen) -> None:
     """A call that was not permitted, with the rules that would permit it."""
     screen.line(f"agent: denied {call_line(row['name'], row['arguments'])}: {row['reason']}")
     if row["rule"]:
-        import shlex
-
         flags = [f"--allow {shlex.quote(rule)}" for rule in row["rule"].split("\n")]
         screen.line(f"agent:   permitted by {' '.join(flags)}")
 
@@ -4926,9 +4863,7 @@ DEMO_PROMPT = "The test fails. Find out why, fix it, and show that it passes."
 
 def run_demo(settings: Settings, *, keep: bool) -> int:
     """A scripted model fixes a real bug through the real loop; 0 only if the test then passes."""
-    import shlex
     import shutil
-    import subprocess
     import tempfile
 
     from flaky_server import DEMO_FILES, FlakyServer, demo_script
