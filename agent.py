@@ -1355,13 +1355,10 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
         text = (headers.get(name) or "").strip()
         if re.fullmatch(r"\d+(\.\d*)?", text):
             return float(text) * unit
-        if text and unit == 1.0:
-            try:
-                moment = parsedate_to_datetime(text).timestamp()
-            except ValueError:
-                continue
-            return max(0.0, moment - now)
-    return None
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+    except ValueError:
+        return None
 
 
 def retry_delay(attempt: int, after: float | None, jitter: float) -> float:
@@ -1696,26 +1693,22 @@ PROBE_SECONDS = 0.3
 
 def find_local_server() -> str:
     """The name of a provider that serves /v1/models on this machine, "" for none; all at once."""
-    import queue
-
-    answers: queue.Queue[str] = queue.Queue()
+    found: dict[str, list[str]] = {}
 
     def probe(name: str) -> None:
         client = Client(Settings(provider=name), lambda kind, **data: None)
         try:
-            answers.put(name if client.models() else "")
+            found[name] = client.models()
         except AgentError:
-            answers.put("")
+            found[name] = []
 
-    for name in LOCAL_PROVIDERS:
-        threading.Thread(target=probe, args=(name,), daemon=True).start()
-    found, deadline = set(), time.monotonic() + PROBE_SECONDS
-    for _ in LOCAL_PROVIDERS:
-        try:
-            found.add(answers.get(timeout=max(0.0, deadline - time.monotonic())))
-        except queue.Empty:
-            break
-    return next((name for name in LOCAL_PROVIDERS if name in found), "")
+    probes = [threading.Thread(target=probe, args=(n,), daemon=True) for n in LOCAL_PROVIDERS]
+    deadline = time.monotonic() + PROBE_SECONDS
+    for thread in probes:
+        thread.start()
+    for thread in probes:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return next((name for name in LOCAL_PROVIDERS if found.get(name)), "")
 
 
 # == 5. Workspace =============================================================
@@ -2680,11 +2673,10 @@ class FileTools:
             if size <= HASHED_BYTES:
                 self.workspace.saw(target, front + file.read())
             file.seek(0)
-            codec = codec_of(front) if front[:2] in (b"\xff\xfe", b"\xfe\xff") else UTF8
-            if codec is not UTF8:
-                text = codec.decode(file.read())
-                return numbered(text.removesuffix("\n").split("\n"), first, last, path)
-            lines = (line.removesuffix(b"\n").decode("utf-8", "replace") for line in file)
+            lines: Iterable[str] = (line.decode("utf-8", "replace") for line in file)
+            if front[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                data = file.read()
+                lines = codec_of(data).decode(data).removesuffix("\n").split("\n")
             return numbered(lines, first, last, path)
 
     @tool(needs="read")
@@ -2824,7 +2816,8 @@ def numbered(lines: Iterable[str], first: int, last: int, path: str) -> str:
     for number, line in enumerate(lines, 1):
         if number < first:
             continue
-        text = clean(line.removesuffix("\r").removeprefix("\ufeff" if number == 1 else ""))
+        text = line.removesuffix("\n").removesuffix("\r")
+        text = clean(text.removeprefix("\ufeff" if number == 1 else ""))
         if len(text) > LINE_CHARS:
             cut = len(text) - LINE_CHARS
             text = f"{text[:LINE_CHARS]} [{cut} more characters: use bash, cut -c]"
