@@ -4615,9 +4615,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The program; returns its exit code."""
     flags: argparse.Namespace | None = None
     try:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="replace")
+        open_streams()
         install_signals()
         settings, flags = load(sys.argv[1:] if argv is None else argv, os.environ)
         return run_command(settings, flags)
@@ -4634,6 +4632,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         close_streams()
+
+
+def open_streams() -> None:
+    """A stream that the caller closed (`>&-`) is /dev/null; no character stops our output."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def report_failure(flags: argparse.Namespace | None, text: str, exit_code: int) -> None:
