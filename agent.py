@@ -1617,13 +1617,17 @@ class Client:
     def _take(self, resolver: Resolver, name: str, value: dict[str, Any]) -> None:
         """One event into the resolver, its text to the screen. Errors inside a 200 are raised."""
         choices = value.get("choices") or [{}]
-        error = value.get("error") or (choices[0] or {}).get("error")
+        first = choices[0] if isinstance(choices, list) else None
+        error = value.get("error") or (isinstance(first, dict) and first.get("error"))
         if error or name == "error":
             message, code = error_text({"error": error} if error else value)
             status = int(code) if re.fullmatch(r"[1-5]\d\d", code) else 502
             failure = {"error": {"message": self.mask(message), "code": code}}
             raise classify(status, failure, None)
-        text, thought = resolver.add(value)
+        try:
+            text, thought = resolver.add(value)
+        except (AttributeError, TypeError, ValueError) as failure:
+            raise Transient("the server sent an event of an unknown shape") from failure
         if self.quiet:
             return
         if thought:
@@ -1658,7 +1662,7 @@ def json_or_none(raw: str | bytes) -> Any:
     """The JSON value, None when it is none."""
     try:
         return json.loads(raw, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
