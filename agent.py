@@ -4871,8 +4871,10 @@ def run_demo(settings: Settings, *, keep: bool) -> int:
     import shutil
     import tempfile
 
-    from flaky_server import DEMO_FILES, FlakyServer, demo_script
-
+    try:
+        from flaky_server import DEMO_FILES, FlakyServer, demo_script
+    except ImportError as error:
+        raise UsageError("--demo needs flaky_server.py, which lies beside agent.py") from error
     folder = Path(tempfile.mkdtemp(prefix="agent-demo-"))
     screen = Screen(sys.stdout, sys.stdout)
     test = [sys.executable, "-B", "-m", "unittest", "-q", "test_stats"]
