@@ -1971,11 +1971,10 @@ def file_kind(mode: int) -> str:
 def replace_file(folder: int, name: str, data: bytes) -> str:
     """Write a file in an open folder, keeping mode and owner; returns a note for the result.
 
-    By temporary file and rename; in place when other names share the file or its owner can not be
-    carried over.
+    By temporary file and rename; in place when other names share the file.
     """
-    temporary = f".{name[:200]}.agent-tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    temporary = f".{os.urandom(6).hex()}.agent-tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         old = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -1985,12 +1984,13 @@ def replace_file(folder: int, name: str, data: bytes) -> str:
             file.write(data)
             file.truncate()
         return f" ({old.st_nlink} hard links, all changed)"
+    descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
     try:
-        with open(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
+        with open(descriptor, "wb") as file:
             file.write(data)
-            carry_over(old, file.fileno())
+            carry_over(old, descriptor)
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
+    except (OSError, KeyboardInterrupt):
         os.unlink(temporary, dir_fd=folder)
         raise
     return ""
