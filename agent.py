@@ -2073,6 +2073,7 @@ class HostProcess:
             self.reap()
             if self.sock in ready and not self.take():
                 break
+        self.shell = 0  # nobody is there to be told of its end
         while self.children():
             self.kill(self.children(), signal.SIGKILL)
             self.reap()
