@@ -2745,7 +2745,10 @@ class FileTools:
 
     def _search(self, name: str, wanted: re.Pattern[str], context: int) -> list[str]:
         """The matching lines of one file."""
-        data = self.workspace.read(self.workspace.root / name)
+        try:
+            data = self.workspace.read(self.workspace.root / name)
+        except ToolError as error:  # it says which file was not searched
+            return [f"[{error}]"]
         if is_binary(data):
             return []
         text = clean(codec_of(data).decode(data))
