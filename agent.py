@@ -2211,16 +2211,24 @@ class Capture:
         room = HEAD_BYTES - len(self.head)
         self.head += data[:room]
         self.tail += data[max(0, room) :]
+        try:
+            self._keep(data[: max(0, OUTPUT_FILE_BYTES - kept)])
+        except OSError:  # a full disk ends the file, not the command
+            self.close()
+            self.path = self._file = None
+        if len(self.tail) > 2 * TAIL_BYTES:
+            del self.tail[:-TAIL_BYTES]
+
+    def _keep(self, data: bytes) -> None:
+        """Write to the file, which begins once the output is long."""
         if self._file is not None:
-            self._file.write(data[: max(0, OUTPUT_FILE_BYTES - kept)])
+            self._file.write(data)
         elif self.size > RESULT_CHARS // 2 and self.path is not None:
             for folder in (self.path.parent.parent, self.path.parent):
                 folder.mkdir(mode=0o700, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-            self._file = open(os.open(self.path, flags, 0o600), "wb")
+            self._file = open(os.open(self.path, flags, 0o600), "wb", buffering=0)
             self._file.write(self.head + self.tail)
-        if len(self.tail) > 2 * TAIL_BYTES:
-            del self.tail[:-TAIL_BYTES]
 
     def text(self) -> str:
         """Head and tail as clean text, the gap between them named."""
