@@ -4062,9 +4062,9 @@ def is_yes(answer: str | None) -> bool:
     return (answer or "").strip().lower() in ("y", "yes")
 
 
-def first_line(text: str, width: int = 80) -> str:
+def first_line(text: str) -> str:
     """The first line that says something, as a title."""
-    return (text.strip().splitlines() or [""])[0][:width]
+    return (text.strip().splitlines() or [""])[0][:80]
 
 
 def flatten(messages: Iterable[Message]) -> str:
@@ -4111,21 +4111,24 @@ def visible(text: str) -> str:
     return re.sub(hidden, lambda found: f"\\u{{{ord(found[0]):x}}}", text)
 
 
-def call_line(name: str, arguments: Mapping[str, Any], width: int = 110) -> str:
+SHOWN_CHARS, SHOWN_LINES = 110, 4  # of a call and of its result
+
+
+def call_line(name: str, arguments: Mapping[str, Any]) -> str:
     """`name(arguments)` in one line; the first argument stands without its name."""
     parts = []
     for number, (key, value) in enumerate(arguments.items()):
         text = value if isinstance(value, str) else encode(value)
         parts.append(text if number == 0 else f"{key}={text}")
     line = visible(", ".join(parts)).replace("\n", "\\n")
-    return f"{name}({line[:width]}{'...' if len(line) > width else ''})"
+    return f"{name}({line[:SHOWN_CHARS]}{'...' if len(line) > SHOWN_CHARS else ''})"
 
 
-def outcome_lines(status: str, content: str, most: int = 4) -> list[str]:
+def outcome_lines(status: str, content: str) -> list[str]:
     """What a result looks like under its call: the last lines, and how many there are."""
     lines = [line for line in visible(content).split("\n") if line.strip()]
-    shown = [line[:110] for line in lines[-most:]]
-    if len(lines) > most:
+    shown = [line[:SHOWN_CHARS] for line in lines[-SHOWN_LINES:]]
+    if len(lines) > SHOWN_LINES:
         shown.insert(0, f"[{len(lines)} lines]")
     mark = {"ok": " ", "error": "!", "denied": "x", "cancelled": "x"}[status]
     return [f"  {mark} {line}" for line in shown]
@@ -4202,14 +4205,16 @@ class Screen:
 
 
 class JsonScreen:
-    """Events as JSON lines (`stream-json`), or the result alone (`json`)."""
+    """Events as JSON lines (`stream-json`), or the result alone (`json`), and all on `screen`."""
 
-    def __init__(self, out: Any, *, only_result: bool) -> None:
+    def __init__(self, out: Any, screen: Screen, *, only_result: bool) -> None:
         self.out = out
+        self.screen = screen
         self.only_result = only_result
 
     def emit(self, kind: str, **data: Any) -> None:
         """Write one event as one line."""
+        self.screen.emit(kind, **data)
         if self.only_result and kind != "result":
             return
         event = {"type": kind, "ts": round(time.time(), 3), **data}
@@ -4667,7 +4672,8 @@ def report_failure(flags: argparse.Namespace | None, text: str, exit_code: int) 
     except OSError:
         return
     if flags is not None and flags.output_format != "text":
-        screen = JsonScreen(sys.stdout, only_result=flags.output_format == "json")
+        only = flags.output_format == "json"
+        screen = JsonScreen(sys.stdout, Screen(sys.stdout, sys.stderr), only_result=only)
         result = Result("cancelled" if exit_code >= 128 else "error", exit_code, text)
         screen.emit("init", **init_event(None))
         screen.emit("result", **dataclasses.asdict(result))
@@ -4719,8 +4725,7 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     emit = screen.emit
     if flags.output_format != "text":
         screen.streams = False
-        machine = JsonScreen(sys.stdout, only_result=flags.output_format == "json")
-        emit = functools.partial(emit_both, machine, screen)
+        emit = JsonScreen(sys.stdout, screen, only_result=flags.output_format == "json").emit
     ask = person.ask if there else None
     session = choose_session(settings, flags, root, screen, ask)
     agent = build_agent(settings, emit=emit, ask=ask, session=session)
@@ -4731,12 +4736,6 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     finally:
         ignore_signals()
         agent.close()
-
-
-def emit_both(machine: JsonScreen, screen: Screen, kind: str, **data: Any) -> None:
-    """An event for the program that reads stdout, and for whoever reads stderr."""
-    machine.emit(kind, **data)
-    screen.emit(kind, **data)
 
 
 def init_event(agent: Agent | None) -> dict[str, Any]:
