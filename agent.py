@@ -34,17 +34,33 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
+import fcntl
+import fnmatch
 import functools
+import inspect
 import io
+import ipaddress
 import json
 import os
 import re
+import select
+import shlex
+import signal
+import socket
+import stat
+import subprocess
 import sys
+import termios
+import threading
 import time
+import types
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     import requests
@@ -63,7 +79,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 CONNECT_SECONDS = 10.0  # to reach the server
 SILENCE_SECONDS = 120.0  # without a byte, or without an event that carries data
 RETRIES = 4  # further tries after a failed request
-RETRY_BASE_SECONDS, RETRY_CAP_SECONDS = 1.0, 30.0  # 1, 2, 4, 8 s, never above the cap
+RETRY_BASE_SECONDS = 1.0  # then 2, 4, 8
 RETRY_AFTER_LIMIT_SECONDS = 300.0  # a server that asks for a longer wait ends the turn
 RESULT_CHARS = 20_000  # of one tool result
 OUTPUT_FILE_BYTES = 50_000_000  # of a command's whole output kept on disk
@@ -152,7 +168,6 @@ class Settings:
     append_system_prompt: str = ""
     bare: bool = False
     save_session: bool = True
-    config_folder: str = ""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
 
     def __post_init__(self) -> None:
@@ -314,13 +329,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--allow", metavar="RULE", action="append", help="permit, e.g. 'bash pytest *'")
     add("--deny", metavar="RULE", action="append", help="forbid, e.g. 'write_file docs/**'")
     add("--network", action="store_true", help="fetch_url and web_search without asking")
-    add("--tools", metavar="A,B", help="only these tools")
-    add("--exclude-tools", metavar="A,B", help="not these tools")
+    add("--tools", type=split_names, metavar="A,B", help="only these tools")
+    add("--exclude-tools", type=split_names, metavar="A,B", help="not these tools")
     add("-w", "-C", "--workspace", metavar="DIR", help="the workspace root (default: here)")
     add("-p", "--print", action="store_true", help="one-shot; stdout: only the final answer")
     formats = ("text", "json", "stream-json")
     add("--output-format", choices=formats, default="text", help="of a one-shot run's stdout")
-    add("--json", action="store_true", help="--output-format stream-json")
+    add("--json", dest="output_format", action="store_const", const=formats[2], help="stream-json")
     add("--max-turns", "--max-steps", type=int, metavar="N", help="model steps (default: 100)")
     add("--context", type=int, metavar="TOKENS", help="the context window")
     add("--append-system-prompt", metavar="TEXT", help="added to the system prompt")
@@ -363,8 +378,6 @@ def parse_arguments_of_process(argv: Sequence[str]) -> argparse.Namespace:
     found.prompt = [kept.get(word, word) for word in found.prompt] + literal
     if found.go_on and found.resume is None:
         found.resume = ""
-    if found.json:
-        found.output_format = "stream-json"
     return found
 
 
@@ -375,40 +388,21 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, arg
     folder = Path(environ.get("XDG_CONFIG_HOME") or f"{home}/.config") / "agent"
     merged = {**read_env_file(folder / "env"), **environ}
     config = {} if flags.bare else read_config(folder / "config.toml")
-    given: dict[str, Any] = {
-        "model": flags.model,
-        "provider": flags.provider,
-        "base_url": flags.base_url,
-        "workspace": flags.workspace,
-        "max_turns": flags.max_turns,
-        "context": flags.context,
-        "append_system_prompt": flags.append_system_prompt,
-        "mode": flags.mode or ("auto" if flags.yes else None),
-        "tools": split_names(flags.tools),
-        "exclude_tools": split_names(flags.exclude_tools),
-    }
-    layers = [config, read_environment(merged), {k: v for k, v in given.items() if v is not None}]
-    values: dict[str, Any] = {}
-    for layer in layers:
-        values.update(layer)
-    values.update(choose_endpoint(layers, merged))
-    for name in ("allow", "deny"):
-        values[name] = (*values.get(name, ()), *(getattr(flags, name) or ()))
-    settings = Settings(
-        **values,
-        network=flags.network,
-        unattended=flags.yes,
-        bare=flags.bare,
-        save_session=not flags.no_session,
-        config_folder=str(folder),
-        environ=dict(environ),
-    )
-    return settings, flags
+    known = {field.name for field in dataclasses.fields(Settings)}
+    given = {k: v for k, v in vars(flags).items() if k in known and v is not None}
+    if flags.yes:
+        given.setdefault("mode", "auto")
+    for name in ("allow", "deny"):  # rules add up, all else replaces
+        given[name] = (*config.get(name, ()), *given.get(name, ()))
+    layers = [config, read_environment(merged), given]
+    values = {**layers[0], **layers[1], **layers[2], **choose_endpoint(layers, merged)}
+    kept = not flags.no_session
+    return Settings(**values, unattended=flags.yes, save_session=kept, environ=dict(environ)), flags
 
 
-def split_names(text: str | None) -> tuple[str, ...] | None:
+def split_names(text: str) -> tuple[str, ...]:
     """`"a, b"` -> `("a", "b")`."""
-    return None if text is None else tuple(n.strip() for n in text.split(",") if n.strip())
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 # == 2. Transcript ============================================================
@@ -495,9 +489,9 @@ def new_id(taken: Iterable[str]) -> str:
 
 
 def calls_of(message: Message) -> list[Message]:
-    """The calls of a message, [] when it has none."""
+    """The calls of a message that are objects, [] when it has none."""
     calls = message.get("tool_calls") if message.get("role") == "assistant" else None
-    return calls if isinstance(calls, list) else []
+    return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
 
 
 def result_message(call_id: str, text: str) -> Message:
@@ -589,18 +583,15 @@ class Transcript:
                 break
         self.waiting = [other for other in self.waiting if other != call_id]
 
-    def cancel_waiting(self, text: str = CANCELLED) -> list[str]:
-        """Answer every call that never began; returns their ids."""
-        ids = list(self.waiting)
-        for call_id in ids:
+    def cancel_waiting(self, text: str = CANCELLED) -> None:
+        """Answer every call that never began."""
+        for call_id in self.waiting:
             self.answer(call_id, text)
-        return ids
 
     def append_note(self, text: str) -> None:
         """A note to the model, put into the last result (DESIGN, decision 7)."""
         last = self.messages[-1]
-        content = clean(f"{last['content']}\n{text}")
-        self.messages[-1] = {**last, "content": content}
+        self.messages[-1] = {**last, "content": clean(f"{last['content']}\n{text}")}
 
     def replace(self, messages: Iterable[Message]) -> None:
         """Swap in a whole new list, after compaction."""
@@ -608,12 +599,10 @@ class Transcript:
         self._encoded.clear()
 
     def encoded(self, message: Message) -> str:
-        """A message as JSON, encoded once."""
-        known = self._encoded.get(id(message))
-        if known is None or known[0] is not message:
-            known = (message, encode(message))
-            self._encoded[id(message)] = known
-        return known[1]
+        """A message as JSON, encoded once; the cache holds the message, so its id stays its own."""
+        if id(message) not in self._encoded:
+            self._encoded[id(message)] = (message, encode(message))
+        return self._encoded[id(message)][1]
 
     def lines(self) -> list[str]:
         """Every message as JSON."""
@@ -639,13 +628,14 @@ def problems(messages: Sequence[Message]) -> list[str]:
     found: list[str] = []
     seen: set[str] = set()
     expected: list[Any] = []
-    if not messages or role_of(messages[0]) != "system":
+    first = messages[0] if messages else None
+    if not isinstance(first, dict) or first.get("role") != "system":
         found.append("T1: the first message is not a system message")
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
             found.append(f"T1: message {at} is no object")
             continue
-        if role_of(message) == "tool":
+        if message.get("role") == "tool":
             if not expected or message.get("tool_call_id") != expected[0]:
                 found.append(f"T3: message {at} answers no open call, or out of order")
             else:
@@ -656,15 +646,10 @@ def problems(messages: Sequence[Message]) -> list[str]:
         found += [f"{problem} in message {at}" for problem in shape_problems(message, at)]
         for call in calls_of(message):
             found += [f"{problem} in message {at}" for problem in call_problems(call, seen)]
-            expected.append(call.get("id") if isinstance(call, dict) else None)
+            expected.append(call.get("id"))
     if expected:
         found.append(f"T2: the calls {expected} have no results")
     return found
-
-
-def role_of(message: Any) -> Any:
-    """The role of a message, None when it is no message."""
-    return message.get("role") if isinstance(message, dict) else None
 
 
 def shape_problems(message: Message, at: int) -> list[str]:
@@ -680,7 +665,8 @@ def shape_problems(message: Message, at: int) -> list[str]:
         found.append("T5: neither content nor calls")
     if role in ("system", "user") and content == "":
         found.append("T5: no content")
-    if "tool_calls" in message and role == "assistant" and not (isinstance(calls, list) and calls):
+    usable = bool(calls) and calls_of(message) == calls
+    if role == "assistant" and "tool_calls" in message and not usable:
         found.append("T4: tool_calls is not a list of calls")
     if not isinstance(content, str) and not (role == "assistant" and content is None):
         found.append("T4: the content is not text")
@@ -689,11 +675,9 @@ def shape_problems(message: Message, at: int) -> list[str]:
     return found
 
 
-def call_problems(call: Any, seen: set[str]) -> list[str]:
+def call_problems(call: Message, seen: set[str]) -> list[str]:
     """T4 for one call; `seen` holds the ids before it and grows."""
     found = []
-    if not isinstance(call, dict):
-        return ["T4: a call that is no object"]
     call_id, function = call.get("id"), call.get("function")
     if not isinstance(call_id, str) or not call_id:
         found.append("T4: a call without an id")
@@ -745,7 +729,7 @@ def pair_results(messages: Sequence[Message]) -> tuple[dict[tuple[int, int], Mes
     open_calls: dict[str, list[tuple[int, int]]] = {}
     orphans = 0
     for at, message in enumerate(messages):
-        for number, call in enumerate(well_formed_calls(message)):
+        for number, call in enumerate(calls_of(message)):
             waiting = open_calls.setdefault(str(call.get("id")), [])
             waiting[:] = [place for place in waiting if place[0] == at] + [(at, number)]
         if message.get("role") == "tool":
@@ -757,27 +741,19 @@ def pair_results(messages: Sequence[Message]) -> tuple[dict[tuple[int, int], Mes
     return found, orphans
 
 
-def well_formed_calls(message: Message) -> list[Message]:
-    """The calls of a message that are objects."""
-    return [call for call in calls_of(message) if isinstance(call, dict)]
-
-
 def heal_reply(
     message: Message, taken: set[str], results: Sequence[Message | None]
 ) -> list[Message]:
     """One assistant message with its results behind it; [] when nothing is left of it."""
-    items = well_formed_calls(message)
-    healed = {**message, "tool_calls": items}
+    healed = {**message, "tool_calls": calls_of(message)}
     if not isinstance(healed.get("content", ""), str | None):
         healed["content"] = text_of(healed["content"])
     stored, calls = normalise_reply(healed, taken)
     answers = []
-    for number, call in enumerate(calls):
-        known = results[number]
-        answer = result_message(call.id, LOST) if known is None else known
-        answers.append(
-            {**answer, "tool_call_id": call.id, "content": text_of(answer.get("content"))}
-        )
+    for call, known in zip(calls, results, strict=True):
+        answer = known or result_message(call.id, LOST)
+        text = text_of(answer.get("content"))
+        answers.append({**answer, "tool_call_id": call.id, "content": text})
     return [stored, *answers] if stored.get("content") or calls else []
 
 
@@ -854,8 +830,6 @@ def write_private(path: Path, text: str, *, sync: bool = False) -> None:
 
 def hold(path: Path) -> int | None:
     """Take the lock of a session: a descriptor, or None when another process holds it."""
-    import fcntl
-
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -890,11 +864,6 @@ class Session:
     def path(self) -> Path | None:
         """Where it is saved; None in memory."""
         return self.folder / f"{self.id}.json" if self.folder else None
-
-    def usage(self) -> dict[str, int]:
-        """Tokens of all requests so far, by kind."""
-        usage: dict[str, int] = self.header.setdefault("usage", {})
-        return usage
 
     def save(self, *, sync: bool = False) -> None:
         """Write the file; `sync` waits for the disk. Raises OSError, and the old file stays."""
@@ -1011,14 +980,17 @@ def resume_session(
 
     `fork` opens a copy. `check` may raise SessionError to keep a file from being used.
     """
-    entries, notices = ([], []) if wanted else list_sessions(folder)
-    for path in [find_session(folder, wanted)] if wanted else [entry.path for entry in entries]:
+    take = fork_session if fork else open_session
+    if wanted:
+        path = find_session(folder, wanted)
+        check(path)
+        return take(path)
+    entries, notices = list_sessions(folder)
+    for entry in entries:
         try:
-            check(path)
-            session, notes = fork_session(path, folder) if fork else open_session(path)
+            check(entry.path)
+            session, notes = take(entry.path)
         except SessionError as error:
-            if wanted:
-                raise
             notices.append(f"skipped: {error}")
             continue
         return session, notices + notes
@@ -1039,8 +1011,6 @@ def find_session(folder: Path, wanted: str) -> Path:
 
 def tracked_by_git(path: Path) -> bool:
     """Whether a file came with the repository. Our own git calls run nothing of it."""
-    import subprocess
-
     quiet = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks"]
     command = ["git", *quiet, "-C", str(path.parent), "ls-files", "--error-unmatch", path.name]
     try:
@@ -1049,12 +1019,12 @@ def tracked_by_git(path: Path) -> bool:
         return False
 
 
-def fork_session(path: Path, folder: Path) -> tuple[Session, list[str]]:
+def fork_session(path: Path) -> tuple[Session, list[str]]:
     """A copy of a session under a new id; the original is not touched."""
     header, messages = read_session(path)
     healed, notes = heal(messages)
     kept = {k: v for k, v in header.items() if k not in ("version", "id", "created", "updated")}
-    session = new_session(folder, kept, time.time())
+    session = new_session(path.parent, kept, time.time())
     session.transcript = Transcript(healed)
     return session, notes
 
@@ -1385,13 +1355,10 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
         text = (headers.get(name) or "").strip()
         if re.fullmatch(r"\d+(\.\d*)?", text):
             return float(text) * unit
-        if text and unit == 1.0:
-            try:
-                moment = parsedate_to_datetime(text).timestamp()
-            except ValueError:
-                continue
-            return max(0.0, moment - now)
-    return None
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+    except ValueError:
+        return None
 
 
 def retry_delay(attempt: int, after: float | None, jitter: float) -> float:
@@ -1401,15 +1368,11 @@ def retry_delay(attempt: int, after: float | None, jitter: float) -> float:
     """
     if after is not None:
         return after
-    base = RETRY_BASE_SECONDS * 2.0 ** (attempt - 1)
-    return float(min(RETRY_CAP_SECONDS, base * (1 + jitter / 4)))
+    return RETRY_BASE_SECONDS * float(2 ** (attempt - 1)) * (1 + jitter / 4)
 
 
 def is_local(url: str) -> bool:
     """Whether a URL's host is on this machine or network, where a key may be missing."""
-    import ipaddress
-    from urllib.parse import urlsplit
-
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_private
@@ -1474,7 +1437,7 @@ class Client:
         self.partial = ""  # text of the reply that is on its way
         self.quiet = False
         self.last_event = 0.0  # when data last came, keep-alive comments not counted
-        self._projected: dict[int, tuple[Message, str]] = {}
+        self._projected: dict[int, tuple[Message, str]] = {}  # as Transcript keeps encodings
         self._http: requests.Session | None = None
 
     def session(self) -> requests.Session:
@@ -1502,13 +1465,11 @@ class Client:
         origin = (self.endpoint, self.model)
         lines = []
         for message in transcript.messages:
-            known = self._projected.get(id(message))
-            if known is None or known[0] is not message:
+            if id(message) not in self._projected:
                 sent = project(message, origin, self.learned)
                 line = transcript.encoded(message) if sent is message else encode(sent)
-                known = (message, line)
-                self._projected[id(message)] = known
-            lines.append(known[1])
+                self._projected[id(message)] = (message, line)
+            lines.append(self._projected[id(message)][1])
         parts = [f'"model":{encode(self.model)}', '"stream":true']
         if "no_stream_options" not in self.learned:
             parts.append('"stream_options":{"include_usage":true}')
@@ -1562,15 +1523,8 @@ class Client:
             raise TryLater(f"gave up after {attempt} tries: {reason}") from failure
         if delay > RETRY_AFTER_LIMIT_SECONDS:
             raise TryLater(f"the server asks to wait {delay:.0f} s: {reason}") from failure
-        again = bool(self.partial)
-        self.emit(
-            "retry",
-            attempt=attempt,
-            of=RETRIES,
-            delay=round(delay, 3),
-            reason=reason,
-            restarts_reply=again,
-        )
+        count = {"attempt": attempt, "of": RETRIES, "delay": round(delay, 3)}
+        self.emit("retry", **count, reason=reason, restarts_reply=bool(self.partial))
         self.sleep(delay)
 
     def _attempt(self, body: bytes, offered: Sequence[str]) -> Reply:
@@ -1606,9 +1560,8 @@ class Client:
 
     def _failure(self, status: int, raw: bytes, headers: Mapping[str, str]) -> Exception:
         text = self.mask(raw.decode("utf-8", "replace"))
-        try:
-            body = json.loads(text)
-        except ValueError:
+        body = json_or_none(text)
+        if body is None:
             body = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text)).strip()[:500]
         return classify(status, body, retry_after(headers, time.time()))
 
@@ -1655,9 +1608,8 @@ class Client:
 
     def _chunks(self, response: requests.Response) -> Iterator[bytes]:
         """Bytes as they arrive; silence of data-bearing events ends the attempt."""
-        read = getattr(response.raw, "read1", None)
-        plain = iter(response.iter_content(1)) if read is None else None
-        while chunk := (read(65536) if read else next(plain or iter(()), b"")):
+        read = getattr(response.raw, "read1", None)  # urllib3 1 has none
+        for chunk in iter(lambda: read(65536), b"") if read else response.iter_content(1):
             yield chunk
             if self.clock() - self.last_event > SILENCE_SECONDS:
                 raise Transient(f"no data for {SILENCE_SECONDS:.0f} s")
@@ -1665,13 +1617,17 @@ class Client:
     def _take(self, resolver: Resolver, name: str, value: dict[str, Any]) -> None:
         """One event into the resolver, its text to the screen. Errors inside a 200 are raised."""
         choices = value.get("choices") or [{}]
-        error = value.get("error") or (choices[0] or {}).get("error")
+        first = choices[0] if isinstance(choices, list) else None
+        error = value.get("error") or (isinstance(first, dict) and first.get("error"))
         if error or name == "error":
             message, code = error_text({"error": error} if error else value)
             status = int(code) if re.fullmatch(r"[1-5]\d\d", code) else 502
             failure = {"error": {"message": self.mask(message), "code": code}}
             raise classify(status, failure, None)
-        text, thought = resolver.add(value)
+        try:
+            text, thought = resolver.add(value)
+        except (AttributeError, TypeError, ValueError) as failure:
+            raise Transient("the server sent an event of an unknown shape") from failure
         if self.quiet:
             return
         if thought:
@@ -1706,7 +1662,7 @@ def json_or_none(raw: str | bytes) -> Any:
     """The JSON value, None when it is none."""
     try:
         return json.loads(raw, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -1741,27 +1697,22 @@ PROBE_SECONDS = 0.3
 
 def find_local_server() -> str:
     """The name of a provider that serves /v1/models on this machine, "" for none; all at once."""
-    import queue
-    import threading
-
-    answers: queue.Queue[str] = queue.Queue()
+    found: dict[str, list[str]] = {}
 
     def probe(name: str) -> None:
         client = Client(Settings(provider=name), lambda kind, **data: None)
         try:
-            answers.put(name if client.models() else "")
+            found[name] = client.models()
         except AgentError:
-            answers.put("")
+            found[name] = []
 
-    for name in LOCAL_PROVIDERS:
-        threading.Thread(target=probe, args=(name,), daemon=True).start()
-    found, deadline = set(), time.monotonic() + PROBE_SECONDS
-    for _ in LOCAL_PROVIDERS:
-        try:
-            found.add(answers.get(timeout=max(0.0, deadline - time.monotonic())))
-        except queue.Empty:
-            break
-    return next((name for name in LOCAL_PROVIDERS if name in found), "")
+    probes = [threading.Thread(target=probe, args=(n,), daemon=True) for n in LOCAL_PROVIDERS]
+    deadline = time.monotonic() + PROBE_SECONDS
+    for thread in probes:
+        thread.start()
+    for thread in probes:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return next((name for name in LOCAL_PROVIDERS if found.get(name)), "")
 
 
 # == 5. Workspace =============================================================
@@ -1938,8 +1889,6 @@ class Workspace:
 
     def similar(self, path: Path) -> list[str]:
         """Up to five existing paths whose names are like one that does not exist."""
-        import difflib
-
         names: dict[str, str] = {}
         for found in self.walk(self.root):
             names.setdefault(Path(found).name, found)
@@ -2009,8 +1958,6 @@ def make_folder(name: str, parent: int) -> None:
 
 def file_kind(mode: int) -> str:
     """`st_mode` in a word."""
-    import stat
-
     kinds = {
         stat.S_IFREG: "file",
         stat.S_IFDIR: "folder",
@@ -2024,11 +1971,10 @@ def file_kind(mode: int) -> str:
 def replace_file(folder: int, name: str, data: bytes) -> str:
     """Write a file in an open folder, keeping mode and owner; returns a note for the result.
 
-    By temporary file and rename; in place when other names share the file or its owner can not be
-    carried over.
+    By temporary file and rename; in place when other names share the file.
     """
-    temporary = f".{name[:200]}.agent-tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    temporary = f".{os.urandom(6).hex()}.agent-tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         old = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -2038,12 +1984,13 @@ def replace_file(folder: int, name: str, data: bytes) -> str:
             file.write(data)
             file.truncate()
         return f" ({old.st_nlink} hard links, all changed)"
+    descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
     try:
-        with open(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
+        with open(descriptor, "wb") as file:
             file.write(data)
-            carry_over(old, file.fileno())
+            carry_over(old, descriptor)
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
+    except (OSError, KeyboardInterrupt):
         os.unlink(temporary, dir_fd=folder)
         raise
     return ""
@@ -2060,8 +2007,6 @@ def carry_over(old: os.stat_result | None, descriptor: int) -> None:
 
 def diff_of(change: Change, name: str) -> str:
     """A unified diff of a planned change, for a person."""
-    import difflib
-
     sides = []
     for data in (change.before or b"", change.after):
         text = data.decode("utf-8", "replace") if is_binary(data) else codec_of(data).decode(data)
@@ -2089,6 +2034,9 @@ def command_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if k not in KEY_NAMES} | QUIET
 
 
+HOST_MODULES = "json, os, select, signal, socket, subprocess, sys"  # all that HostProcess has
+
+
 class HostProcess:
     """The command host's own code: CommandHost sends this source to a process of its own.
 
@@ -2098,10 +2046,6 @@ class HostProcess:
     """
 
     def __init__(self, channel: int) -> None:
-        import os
-        import signal
-        import socket
-
         self.sock = socket.socket(fileno=channel)
         os.set_inheritable(channel, False)
         self.wake, alarm = os.pipe()
@@ -2115,17 +2059,12 @@ class HostProcess:
     def prctl(self, option: int, value: int) -> None:
         """Set an attribute of this process, on Linux."""
         import ctypes
-        import sys
 
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
     def serve(self) -> None:
         """Work until the agent closes its end, then end all that is left."""
-        import os
-        import select
-        import signal
-
         sources: list[Any] = [self.sock, self.wake]
         while True:
             ready, _, _ = select.select(sources, [], [])
@@ -2134,15 +2073,13 @@ class HostProcess:
             self.reap()
             if self.sock in ready and not self.take():
                 break
+        self.shell = 0  # nobody is there to be told of its end
         while self.children():
             self.kill(self.children(), signal.SIGKILL)
             self.reap()
 
     def take(self) -> bool:
         """Carry out what the agent asked; False when it is gone."""
-        import json
-        import socket
-
         raw, passed, _, _ = socket.recv_fds(self.sock, 65536, 1)
         while raw and not raw.endswith(b"\n"):
             raw += self.sock.recv(65536)
@@ -2157,8 +2094,6 @@ class HostProcess:
 
     def end(self, number: int) -> None:
         """Signal all that the running command started: its group at once, then whoever left it."""
-        import os
-
         pids = self.children() - self.before
         if self.shell in pids:
             os.killpg(self.shell, number)
@@ -2166,9 +2101,6 @@ class HostProcess:
 
     def spawn(self, argv: list[str], cwd: str, output: int) -> int:
         """Start a command in a session of its own, without terminal and input; returns its pid."""
-        import os
-        import signal
-
         pid = os.fork()
         if pid:
             os.close(output)
@@ -2191,9 +2123,6 @@ class HostProcess:
 
     def reap(self) -> None:
         """Collect ended children, and tell the agent when the command is among them."""
-        import json
-        import os
-
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -2209,8 +2138,6 @@ class HostProcess:
 
     def children(self) -> set[int]:
         """All living descendants."""
-        import os
-
         pairs = self.parents()
         found, size = {os.getpid()}, 0
         while len(found) > size:
@@ -2220,9 +2147,6 @@ class HostProcess:
 
     def parents(self) -> list[tuple[int, int]]:
         """(pid, its parent) of every living process, from /proc, elsewhere from `ps`."""
-        import os
-        import subprocess
-
         if not os.path.isdir("/proc/self"):
             listing = subprocess.run(["/bin/ps", "-Ao", "pid=,ppid=,comm="], stdout=-1).stdout
             rows = [line.split(None, 2) for line in listing.splitlines()]
@@ -2240,8 +2164,6 @@ class HostProcess:
 
     def kill(self, pids: set[int], number: int) -> None:
         """Send a signal to processes that may be gone already."""
-        import os
-
         for pid in pids:
             try:
                 os.kill(pid, number)
@@ -2261,12 +2183,12 @@ class Stop(KeyboardInterrupt):
         self.output = output
 
 
+SIGINT_CODE = 130
+
+
 def exit_code_of(stop: KeyboardInterrupt) -> int:
     """What the process ends with: a plain KeyboardInterrupt is Ctrl-C."""
     return stop.exit_code if isinstance(stop, Stop) else SIGINT_CODE
-
-
-SIGINT_CODE = 130
 
 
 HEAD_BYTES, TAIL_BYTES = 12_000, 48_000  # of a command's output kept in memory
@@ -2289,16 +2211,24 @@ class Capture:
         room = HEAD_BYTES - len(self.head)
         self.head += data[:room]
         self.tail += data[max(0, room) :]
+        try:
+            self._keep(data[: max(0, OUTPUT_FILE_BYTES - kept)])
+        except OSError:  # a full disk ends the file, not the command
+            self.close()
+            self.path = self._file = None
+        if len(self.tail) > 2 * TAIL_BYTES:
+            del self.tail[:-TAIL_BYTES]
+
+    def _keep(self, data: bytes) -> None:
+        """Write to the file, which begins once the output is long."""
         if self._file is not None:
-            self._file.write(data[: max(0, OUTPUT_FILE_BYTES - kept)])
+            self._file.write(data)
         elif self.size > RESULT_CHARS // 2 and self.path is not None:
             for folder in (self.path.parent.parent, self.path.parent):
                 folder.mkdir(mode=0o700, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-            self._file = open(os.open(self.path, flags, 0o600), "wb")
+            self._file = open(os.open(self.path, flags, 0o600), "wb", buffering=0)
             self._file.write(self.head + self.tail)
-        if len(self.tail) > 2 * TAIL_BYTES:
-            del self.tail[:-TAIL_BYTES]
 
     def text(self) -> str:
         """Head and tail as clean text, the gap between them named."""
@@ -2350,14 +2280,11 @@ class CommandHost:
 
     def start(self) -> None:
         """Start the host unless it runs."""
-        import socket
-        import subprocess
-
         if self.process is not None and self.process.poll() is None:
             return
         self.close()
         ours, theirs = socket.socketpair()
-        source = f"from __future__ import annotations\n{host_source()}\n"
+        source = f"from __future__ import annotations\nimport {HOST_MODULES}\n{host_source()}\n"
         source += f"HostProcess({theirs.fileno()}).serve()\n"
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-"],
@@ -2380,26 +2307,29 @@ class CommandHost:
         """Run a command to its end: (exit code or None after a timeout, pids left running)."""
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
+
+        def take(data: bytes) -> None:
+            capture.add(data)
+            on_output(data)
+
         try:
             self._send(command, writer)
-            answer = self._follow(reader, timeout, capture, on_output)
+            answer = self._follow(reader, timeout, take)
             if answer is None:
                 self._end(reader, capture)
         except KeyboardInterrupt as error:
             self._end(reader, capture)
-            self._drain(reader, capture, on_output, keep=False)
+            self._drain(reader, take, keep=False)
             raise Stop(exit_code_of(error), capture.text()) from error
         except (OSError, ToolError) as error:
             os.close(reader)
             raise ToolError(f"the command host failed, and the command: {error}") from error
         left = list(answer["left"]) if answer else []
-        self._drain(reader, capture, on_output, keep=bool(left))
+        self._drain(reader, take, keep=bool(left))
         return (int(answer["exit"]) if answer else None), left
 
     def _send(self, command: str, writer: int) -> None:
         """Hand a command to the host, with the pipe for its output."""
-        import socket
-
         try:
             self.start()
             self.number += 1
@@ -2410,26 +2340,19 @@ class CommandHost:
             os.close(writer)
 
     def _follow(
-        self,
-        reader: int,
-        timeout: float,
-        capture: Capture,
-        on_output: Callable[[bytes], None],
+        self, reader: int, timeout: float, take: Callable[[bytes], None]
     ) -> dict[str, Any] | None:
         """Take output until the command ends (its answer) or the time is up (None)."""
-        import select
-
         deadline = time.monotonic() + timeout
         sources: list[Any] = [self.channel, reader]
         while (left := deadline - time.monotonic()) > 0:
             ready, _, _ = select.select(sources, [], [], left)
             if reader in ready:
                 data = os.read(reader, 65536)
-                if not data:
-                    sources.remove(reader)
+                if data:
+                    take(data)
                 else:
-                    capture.add(data)
-                    on_output(data)
+                    sources.remove(reader)
             elif self.channel in ready:
                 answer = self._answer()
                 if answer["n"] == self.number:
@@ -2451,18 +2374,14 @@ class CommandHost:
         try:
             for number in (15, 9):
                 self.channel.sendall(encode({"end": number}).encode() + b"\n")
-                if self._follow(reader, END_SECONDS, capture, lambda data: None) is not None:
+                if self._follow(reader, END_SECONDS, capture.add) is not None:
                     break
             self.channel.sendall(encode({"end": 9}).encode() + b"\n")
         except (OSError, ToolError, AttributeError):  # the host is gone
             self.close()
 
-    def _drain(
-        self, reader: int, capture: Capture, on_output: Callable[[bytes], None], *, keep: bool
-    ) -> None:
+    def _drain(self, reader: int, take: Callable[[bytes], None], *, keep: bool) -> None:
         """Take what is still in the pipe; a thread empties it on while background jobs hold it."""
-        import threading
-
         while True:
             try:
                 data = os.read(reader, 65536)
@@ -2471,8 +2390,7 @@ class CommandHost:
             if not data:
                 keep = False
                 break
-            capture.add(data)
-            on_output(data)
+            take(data)
         if keep:
             os.set_blocking(reader, True)
             threading.Thread(target=discard, args=(reader,), daemon=True).start()
@@ -2481,8 +2399,6 @@ class CommandHost:
 
     def close(self) -> None:
         """End the host and with it everything it ever started."""
-        import subprocess
-
         if self.channel is not None:
             self.channel.close()
             self.channel = None
@@ -2645,8 +2561,6 @@ def tool(function: Any = None, *, needs: str = "run") -> Callable[[F], F]:
 
 def make_tool(function: Callable[..., Any]) -> Tool:
     """A marked function as a Tool. Raises UsageError when annotations or help are missing."""
-    import inspect
-
     name = getattr(function, "__name__", "")
     needs = getattr(function, "tool_needs", "run")
     if needs not in NEEDS:
@@ -2666,6 +2580,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
     if unknown:
         raise UsageError(f"tool {name}: help for {', '.join(sorted(unknown))}, which it lacks")
     plans = signature.return_annotation is Change
+    if plans and needs != "write":
+        raise UsageError(f"tool {name}: it returns a Change, so it needs 'write'")
     return Tool(name, " ".join(description.split()), needs, function, parameters, plans)
 
 
@@ -2685,9 +2601,6 @@ def parameter_helps(text: str) -> dict[str, str]:
 
 def make_parameter(name: str, parameter: Any, helps: Mapping[str, str]) -> Parameter:
     """A parameter from its annotation: str, int, float, bool, list[..], Literal[..], .. | None."""
-    import types
-    import typing
-
     where = f"tool {name}: parameter {parameter.name}"
     kind = parameter.annotation
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -2721,10 +2634,10 @@ def make_registry(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
     return registry
 
 
-def page(lines: Sequence[str], first: int, noun: str, name: str = "offset") -> str:
+def page(lines: Sequence[str], first: int, noun: str) -> str:
     """Lines from the front within the size of a result, and how to get the rest.
 
-    `first` is the number of lines before these; `name` the parameter that skips lines.
+    `first` is the number of lines before these.
     """
     taken, size = 0, 0
     while taken < len(lines) and (size := size + len(lines[taken]) + 1) <= RESULT_CHARS - 200:
@@ -2733,16 +2646,16 @@ def page(lines: Sequence[str], first: int, noun: str, name: str = "offset") -> s
     if taken == len(lines) and not first:
         return shown
     total = first + len(lines)
-    more = f"; go on with {name}={first + taken}" if taken < len(lines) else ""
+    more = f"; go on with offset={first + taken}" if taken < len(lines) else ""
     return f"{shown}\n[{noun} {first + 1}-{first + taken} of {total}{more}]"
 
 
-def clip(text: str, limit: int = RESULT_CHARS, head: float = 0.3, where: str = "") -> str:
+def clip(text: str, limit: int = RESULT_CHARS, where: str = "") -> str:
     """Head and tail of a text that is too long, with the count of what is not shown."""
     if len(text) <= limit:
         return text
     room = limit - 120 - len(where)
-    front = int(room * head)
+    front = int(room * 0.3)
     gap = len(text) - room
     note = f"[... {gap} characters not shown{where} ...]"
     return f"{text[:front]}\n{note}\n{text[len(text) - (room - front) :]}"
@@ -2773,11 +2686,11 @@ class FileTools:
             if size <= HASHED_BYTES:
                 self.workspace.saw(target, front + file.read())
             file.seek(0)
-            codec = codec_of(front) if front[:2] in (b"\xff\xfe", b"\xfe\xff") else UTF8
-            if codec is not UTF8:
-                text = codec.decode(file.read())
-                return numbered(text.removesuffix("\n").split("\n"), first, last, path)
-            return numbered(decoded_lines(file), first, last, path)
+            lines: Iterable[str] = (line.decode("utf-8", "replace") for line in file)
+            if front[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                data = file.read()
+                lines = codec_of(data).decode(data).removesuffix("\n").split("\n")
+            return numbered(lines, first, last, path)
 
     @tool(needs="read")
     def list_files(self, path: str = ".", pattern: str = "*", offset: int = 0) -> str:
@@ -2787,17 +2700,17 @@ class FileTools:
         pattern: a glob; with a / it matches the relative path (** for any folders), else the name
         offset: how many files to skip
         """
-        root = self.workspace.safe_path(path)
-        if not root.exists():
-            raise ToolError(f"{path} does not exist")
-        found = list(self._matching(root, pattern))
+        found = list(self._matching(path, pattern))
         if not found:
             return f"(no files match {pattern} in {path})"
         return page(found[offset:], offset, "files")
 
-    def _matching(self, root: Path, pattern: str) -> Iterator[str]:
+    def _matching(self, path: str, pattern: str) -> Iterator[str]:
         """Relative paths below a folder (or the file itself) that a glob takes."""
         workspace = self.workspace
+        root = workspace.safe_path(path)
+        if not root.exists():
+            raise ToolError(f"{path} does not exist")
         if root.is_file():
             yield workspace.relative(root)
             return
@@ -2832,36 +2745,31 @@ class FileTools:
             wanted = re.compile(regex, re.IGNORECASE if ignore_case else 0)
         except re.error as error:
             raise ToolError(f"not a regular expression: {error}. Escape ( [ . * + ?") from error
-        root = self.workspace.safe_path(path)
-        if not root.exists():
-            raise ToolError(f"{path} does not exist")
-        found: list[str] = []
-        for name in self._matching(root, pattern):
-            found += self._search(name, wanted, context)
+        names = self._matching(path, pattern)
+        found = [line for name in names for line in self._search(name, wanted, context)]
         if not found:
             return f"(no match for {regex} in {path})"
         return page(found[offset:], offset, "lines" if context else "matches")
 
     def _search(self, name: str, wanted: re.Pattern[str], context: int) -> list[str]:
         """The matching lines of one file."""
-        data = self.workspace.read(self.workspace.root / name)
+        try:
+            data = self.workspace.read(self.workspace.root / name)
+        except ToolError as error:  # it says which file was not searched
+            return [f"[{error}]"]
         if is_binary(data):
             return []
-        codec = codec_of(data)
-        text = clean(
-            codec.decode(data) if codec is not UNKNOWN else data.decode("utf-8", "replace")
-        )
+        text = clean(codec_of(data).decode(data))
         lines = [line.removesuffix("\r") for line in text.split("\n")]
         if lines[-1] == "":
             lines.pop()
-        hits = [at for at, line in enumerate(lines) if wanted.search(line)]
-        shown = {n for at in hits for n in range(at - context, at + context + 1)}
-        marks = dict.fromkeys(hits, ":")
-        return [
-            f"{name}{(mark := marks.get(at, '-'))}{at + 1}{mark}{window(lines[at], wanted)}"
-            for at in sorted(shown)
-            if 0 <= at < len(lines)
-        ]
+        hits = {at for at, line in enumerate(lines) if wanted.search(line)}
+        near = {n for at in hits for n in range(at - context, at + context + 1)}
+        found = []
+        for at in sorted(near & set(range(len(lines)))):
+            mark = ":" if at in hits else "-"
+            found.append(f"{name}{mark}{at + 1}{mark}{window(lines[at], wanted)}")
+        return found
 
     @tool(needs="write")
     def write_file(self, path: str, content: str) -> Change:
@@ -2917,12 +2825,6 @@ class FileTools:
         return Change(target, before, after, f"{summary}, {len(after)} bytes")
 
 
-def decoded_lines(file: Iterable[bytes]) -> Iterator[str]:
-    """Lines of a binary file as text, without their ends."""
-    for line in file:
-        yield line.removesuffix(b"\n").decode("utf-8", "replace")
-
-
 def numbered(lines: Iterable[str], first: int, last: int, path: str) -> str:
     """`number: text` for a range of lines within the size of a result."""
     taken: list[str] = []
@@ -2930,7 +2832,8 @@ def numbered(lines: Iterable[str], first: int, last: int, path: str) -> str:
     for number, line in enumerate(lines, 1):
         if number < first:
             continue
-        text = clean(line.removesuffix("\r").removeprefix("\ufeff" if number == 1 else ""))
+        text = line.removesuffix("\n").removesuffix("\r")
+        text = clean(text.removeprefix("\ufeff" if number == 1 else ""))
         if len(text) > LINE_CHARS:
             cut = len(text) - LINE_CHARS
             text = f"{text[:LINE_CHARS]} [{cut} more characters: use bash, cut -c]"
@@ -2976,8 +2879,6 @@ def replace_places(text: str, places: Sequence[tuple[int, int]], new: str) -> st
 
 def why_not_found(text: str, old: str, name: str) -> str:
     """The error for a missed edit: the region most like `old`, with line numbers."""
-    import difflib
-
     wanted = old.replace("\r\n", "\n").split("\n")
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     stripped = [line.strip() for line in lines]
@@ -3042,7 +2943,7 @@ class ShellTools:
         where = ""
         if capture.path is not None and capture.path.exists():
             where = f"; the whole output: read_file {self.workspace.relative(capture.path)}"
-        body = clip("\n".join(lines[:-1]), RESULT_CHARS - 100, 0.3, where)
+        body = clip("\n".join(lines[:-1]), RESULT_CHARS - 100, where)
         return f"{body}\n{lines[-1]}"
 
 
@@ -3081,10 +2982,6 @@ class PersonTools:
 
 def check_url(url: str, allowed_hosts: Iterable[str]) -> None:
     """Refuse what is no web address of a public host (unless the user named the host)."""
-    import ipaddress
-    import socket
-    from urllib.parse import urlsplit
-
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme not in ("http", "https") or not host:
@@ -3283,10 +3180,10 @@ def parse_rule(text: str) -> Rule:
 
 def make_policy(settings: Settings, mode: str, hosts: Iterable[str] = (), root: str = "") -> Policy:
     """The policy of a run; `hosts` are those a person approved."""
-    rules = [tuple(parse_rule(t) for t in texts) for texts in (settings.allow, settings.ask)]
-    deny = tuple(parse_rule(text) for text in settings.deny)
+    lists = (settings.allow, settings.ask, settings.deny)
+    allow, ask, deny = (tuple(map(parse_rule, texts)) for texts in lists)
     known = (*settings.fetch_hosts, *hosts)
-    return Policy(mode, rules[0], rules[1], deny, settings.network, known, root)
+    return Policy(mode, allow, ask, deny, settings.network, known, root)
 
 
 class NotSimple(Exception):
@@ -3428,18 +3325,16 @@ def strictest(decisions: Iterable[Decision]) -> Decision:
     return max(decisions, key=lambda decision: STRICTNESS.index(decision.outcome))
 
 
-def matching(rules: Iterable[Rule], name: str, subject: str, kind: str) -> Rule | None:
-    """The first rule for a tool that takes a subject: a command's words, a path or a URL."""
-    for rule in rules:
+def ruled(policy: Policy, outcome: str, name: str, subject: str, kind: str) -> Decision | None:
+    """What the user's allow, ask or deny rules say of a command's words, a path or a URL."""
+    for rule in getattr(policy, outcome):
         if rule.tool in (name, "*") and takes(rule, subject, kind):
-            return rule
+            return Decision(outcome, f"the rule {outcome} {rule.text!r}", rule.text)
     return None
 
 
 def takes(rule: Rule, subject: str, kind: str) -> bool:
     """Whether a rule's pattern matches: paths by glob, the rest by an anchored fnmatch."""
-    import fnmatch
-
     if kind == "path":
         return path_match(os.path.normpath(rule.pattern), subject)
     if rule.tool == "*" and kind == "command":
@@ -3450,15 +3345,16 @@ def takes(rule: Rule, subject: str, kind: str) -> bool:
 
 def by_mode(policy: Policy, needs: str) -> Decision:
     """What the mode says of a call that no rule names (CONTRACT, "Modes")."""
-    mode = policy.mode
+    auto = policy.mode == "auto"
     if needs == "read":
         return Decision("allow", "it only reads")
+    if needs == "net" and policy.network:
+        return Decision("allow", "--network")
     if needs == "net":
-        outcome = "human" if mode == "auto" else "ask"
-        return Decision("allow", "--network") if policy.network else Decision(outcome, "network")
-    table = {"plan": "deny", "ask": "ask", "auto": "allow"}
-    reason = {"plan": "plan mode only reads", "ask": "ask mode", "auto": "auto mode"}
-    return Decision(table[mode], reason[mode])
+        return Decision("human" if auto else "ask", "network")
+    if policy.mode == "plan":
+        return Decision("deny", "plan mode only reads")
+    return Decision("allow" if auto else "ask", f"{policy.mode} mode")
 
 
 def decide(
@@ -3471,7 +3367,7 @@ def decide(
     """
     if name == "bash":
         return decide_command(policy, subject)
-    kind = {"read": "path", "write": "path"}.get(needs, "text")
+    kind = "path" if needs in ("read", "write") else "text"
     names = [os.path.normpath(one) if kind == "path" else one for one in (subject, *also)]
     decisions = [decide_subject(policy, name, needs, one, kind) for one in names]
     return strictest(decisions)
@@ -3479,23 +3375,21 @@ def decide(
 
 def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: str) -> Decision:
     """One name of what a call touches: deny, ask a human, ask, allow, mode - in this order."""
-    denied = matching(policy.deny, name, subject, kind)
+    denied, asked, allowed = (
+        ruled(policy, outcome, name, subject, kind) for outcome in ("deny", "ask", "allow")
+    )
     if denied:
-        return Decision("deny", f"the rule deny {denied.text!r}", denied.text)
-    allowed = matching(policy.allow, name, subject, kind)
-    same = (subject, glob_escape(subject))
-    exact = allowed is not None and os.path.normpath(allowed.pattern) in same
-    asked = matching(policy.ask, name, subject, kind)
+        return denied
+    pattern = allowed.rule.partition(" ")[2] if allowed else ""
+    exact = os.path.normpath(pattern) in (subject, glob_escape(subject))
     found = protected(subject) if needs == "write" else None
     if found and (found.outcome == "deny" or not exact):
         return found
     if asked:
-        return Decision("ask", f"the rule ask {asked.text!r}", asked.text)
+        return asked
     default = by_mode(policy, needs)
-    if policy.mode == "plan" and default.outcome == "deny":
-        return default
-    if allowed:
-        return Decision("allow", f"the rule allow {allowed.text!r}", allowed.text)
+    if allowed and default.outcome != "deny":  # no rule lifts plan mode
+        return allowed
     if needs == "net" and host_of(subject) in policy.fetch_hosts:
         return Decision("allow", "fetch_hosts")
     return default
@@ -3511,8 +3405,6 @@ def protected(path: str) -> Decision | None:
 
 def host_of(url: str) -> str:
     """The host of a URL, "" when it is none."""
-    from urllib.parse import urlsplit
-
     try:
         return urlsplit(url).hostname or ""
     except ValueError:
@@ -3521,9 +3413,9 @@ def host_of(url: str) -> str:
 
 def decide_command(policy: Policy, command: str) -> Decision:
     """A shell command: each part is judged by itself, the strictest wins."""
-    denied = matching(policy.deny, "bash", command, "command") or denied_word(policy, command)
+    denied = ruled(policy, "deny", "bash", command, "command") or denied_word(policy, command)
     if denied:
-        return Decision("deny", f"the rule deny {denied.text!r}", denied.text)
+        return denied
     try:
         parts = split_command(command)
     except NotSimple as error:
@@ -3536,14 +3428,13 @@ def decide_command(policy: Policy, command: str) -> Decision:
     return strictest(decide_part(policy, words) for words in parts)
 
 
-def denied_word(policy: Policy, command: str) -> Rule | None:
-    """A deny rule `* path` that a word of a command matches."""
-    rules = [rule for rule in policy.deny if rule.tool == "*"]
-    for word in re.split(r"[\s;&|<>()'\"=]+", command) if rules else ():
+def denied_word(policy: Policy, command: str) -> Decision | None:
+    """What the deny rules `* path` say of the words of a command."""
+    for word in re.split(r"[\s;&|<>()'\"=]+", command) if policy.deny else ():
         path = os.path.relpath(os.path.normpath(f"{policy.root}/{word}"), policy.root or ".")
         if word.startswith("/"):
             path = os.path.relpath(os.path.normpath(word), policy.root or "/")
-        found = matching(rules, "*", path, "path") if word else None
+        found = ruled(policy, "deny", "*", path, "path") if word else None
         if found:
             return found
     return None
@@ -3552,19 +3443,15 @@ def denied_word(policy: Policy, command: str) -> Rule | None:
 def decide_part(policy: Policy, words: Sequence[str]) -> Decision:
     """One simple command."""
     text = " ".join(words)
-    denied = matching(policy.deny, "bash", text, "command")
-    if denied:
-        return Decision("deny", f"the rule deny {denied.text!r}", denied.text)
-    asked = matching(policy.ask, "bash", text, "command")
-    if asked:
-        return Decision("ask", f"the rule ask {asked.text!r}", asked.text)
+    denied, asked, allowed = (
+        ruled(policy, outcome, "bash", text, "command") for outcome in ("deny", "ask", "allow")
+    )
+    found = denied or asked
+    if found:
+        return found
     if reads_only(words):
         return Decision("allow", f"{words[0]} only reads")
-    default = by_mode(policy, "run")
-    allowed = matching(policy.allow, "bash", text, "command")
-    if allowed and policy.mode != "plan":
-        return Decision("allow", f"the rule allow {allowed.text!r}", allowed.text)
-    return default
+    return allowed if allowed and policy.mode != "plan" else by_mode(policy, "run")
 
 
 def permitting_rules(policy: Policy, name: str, subject: str) -> list[str]:
@@ -3686,11 +3573,15 @@ class TurnEnd(Exception):
 
 
 class Denied(ToolError):
-    """A call that was not permitted; `unattended`: a human was needed and there was none."""
+    """A call that was not permitted."""
 
-    def __init__(self, reason: str, *, unattended: bool = False) -> None:
-        super().__init__(reason)
-        self.unattended = unattended
+
+class Unattended(Denied):
+    """A human was needed and there was none; `rules` are those that would permit the call."""
+
+    def __init__(self, reason: str, rules: Iterable[str]) -> None:
+        super().__init__(f"nobody is there to approve it ({reason})")
+        self.rules = rules
 
 
 class Agent:
@@ -3746,7 +3637,7 @@ class Agent:
         self.workspace.seen = session.header["files"]
         if self.shell is not None and session.folder is not None:
             self.shell.output_folder = session.folder.parent / "output" / session.id
-        self.refresh_system()
+        self.transcript.set_system(self.system_text())
 
     def set_mode(self, mode: str) -> None:
         """Change the mode; the model is told once, with the next user message (T1)."""
@@ -3759,16 +3650,10 @@ class Agent:
         self.client.model = self.session.header["model"] = model
         self.client.forget_projection()
 
-    def refresh_system(self) -> None:
-        """Build the system message: at start, on resume and after compaction, never in between."""
-        self.transcript.set_system(self.system_text())
-
     def system_text(self) -> str:
-        """The system prompt with the project's AGENTS.md."""
-        settings = self.settings
-        extra = [settings.append_system_prompt] if settings.append_system_prompt else []
-        self.project_notes = "" if settings.bare else read_agents_md(self.workspace)
-        extra.append(self.project_notes)
+        """The system prompt: built at start, on resume and after compaction, never in between."""
+        self.project_notes = self.read_notes()
+        extra = (self.settings.append_system_prompt, self.project_notes)
         return SYSTEM_PROMPT.format(
             root=self.workspace.root,
             system=sys.platform,
@@ -3776,6 +3661,10 @@ class Agent:
             mode_meaning=MODE_MEANING[self.mode],
             extra="\n".join(part for part in extra if part),
         ).rstrip()
+
+    def read_notes(self) -> str:
+        """The project's AGENTS.md files as they are now."""
+        return "" if self.settings.bare else read_agents_md(self.workspace)
 
     # -- a run: one prompt to its end
 
@@ -3821,7 +3710,7 @@ class Agent:
     def begin_turn(self, prompt: str) -> None:
         """The user message, with what changed since the last one, saved before anything is sent."""
         self.keep(self.session.keep_backup)
-        changed = "" if self.settings.bare else read_agents_md(self.workspace)
+        changed = self.read_notes()
         if changed != self.project_notes:
             self.project_notes = changed
             self.notes.append(f"[note: the project notes changed; they are now:]\n{changed}\n")
@@ -3885,7 +3774,7 @@ class Agent:
     def count(self, reply: Reply) -> None:
         """Add up what a reply cost and report it."""
         self.turns += 1
-        total = self.session.usage()
+        total = self.session.header["usage"]  # tokens by kind
         for name, number in reply.usage.items():
             self.usage[name] = self.usage.get(name, 0) + number
             total[name] = total.get(name, 0) + number
@@ -3897,13 +3786,11 @@ class Agent:
         """Tell the model once when nine tenths of its steps are used, and when all are."""
         if not self.limit:
             return
-        nearly = -(-self.limit * 9 // 10)
-        if self.turns >= self.limit:
-            if self.more_steps():
-                self.limit += self.settings.max_turns
-            else:
-                self.transcript.append_note(LAST_REQUEST.format(limit=self.limit))
-        elif self.turns == nearly:
+        if self.turns >= self.limit and self.more_steps():
+            self.limit += self.settings.max_turns
+        elif self.turns >= self.limit:
+            self.transcript.append_note(LAST_REQUEST.format(limit=self.limit))
+        elif self.turns == -(-self.limit * 9 // 10):  # rounded up
             note = NEARLY_USED.format(used=self.turns, limit=self.limit)
             self.transcript.append_note(note)
 
@@ -3938,18 +3825,16 @@ class Agent:
             self.approve(call, made, decision, plan)
             status, text = "ok", self.perform(call, made, arguments, plan)
         except (Denied, OutsideError) as refusal:
-            status, text = "denied", self.refuse(call, decision, refusal)
+            status, text = "denied", self.refuse(call, refusal)
         except ToolError as error:
             status, text = "error", f"error: {error}"
         except KeyboardInterrupt as stop:
-            self.cancel(call, stop, began)
+            self.answer(call, "cancelled", self.cut_output(call, stop), decision, began)
             raise
         self.answer(call, status, clip(text), decision, began)
 
     def find(self, call: Call) -> Tool:
         """The tool that a call names. Raises ToolError that helps the model to correct itself."""
-        import difflib
-
         if call.error:
             raise ToolError(call.error)
         made = self.tools.get(call.name)
@@ -3993,28 +3878,27 @@ class Agent:
 
     def plan(self, made: Tool, arguments: Mapping[str, Any]) -> Change | None:
         """The change that a call would make, computed before anybody is asked."""
-        if made.needs != "write":
+        if not made.plans:
             return None
-        planned = self.call_function(made, arguments) if made.plans else None
+        planned = self.call_function(made, arguments)
         return planned if isinstance(planned, Change) else None
 
     def approve(self, call: Call, made: Tool, decision: Decision, plan: Change | None) -> None:
         """Ask the person where the decision says so. Raises Denied."""
         if decision.outcome == "allow":
             return
-        if self.ask is None:
-            raise Denied(f"nobody is there to approve it ({decision.reason})", unattended=True)
         subject = self.subject(made, made.bind(call.arguments))
+        if self.ask is None:
+            rules = permitting_rules(self.policy(), made.name, subject)
+            raise Unattended(decision.reason, rules)
         text = diff_of(plan, self.workspace.relative(plan.path)) if plan else subject
         if call.arguments.get("network"):
             text += "\n[it says that it needs the network]"
-        question = Question("approve", text, call.name, decision.reason, call.id)
-        answer = self.ask(question)
+        answer = self.ask(Question("approve", text, call.name, decision.reason, call.id))
         said = (answer or "").strip()
-        yes = is_yes(answer)
-        word = "yes" if yes else "no"
+        word = "yes" if is_yes(answer) else "no"
         self.emit("approval", id=call.id, name=call.name, reason=decision.reason, answer=word)
-        if not yes:
+        if word == "no":
             plain = said.lower() in ("", "n", "no")
             raise Denied("the user said no" if plain else f"the user said: {clean(said)}")
         if made.needs == "net":
@@ -4029,44 +3913,37 @@ class Agent:
             self.save()
         if self.shell is not None:
             self.shell.call_id = re.sub(r"[^\w-]", "_", call.id)[:80]
-        if plan is not None:
-            return self.workspace.apply(plan)
-        made_text = self.call_function(made, arguments)
-        return made_text if isinstance(made_text, str) else encode(made_text)
+        return self.workspace.apply(plan) if plan else str(self.call_function(made, arguments))
 
-    def call_function(self, made: Tool, arguments: Mapping[str, Any]) -> Any:
+    def call_function(self, made: Tool, arguments: Mapping[str, Any]) -> str | Change:
         """A tool's function; whatever it raises becomes a text for the model."""
         try:
-            return made.function(**arguments)
+            value = made.function(**arguments)
+            return value if isinstance(value, str | Change) else encode(value)
         except ToolError:
             raise
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
 
-    def refuse(self, call: Call, decision: Decision, refusal: ToolError) -> str:
+    def refuse(self, call: Call, refusal: ToolError) -> str:
         """Record a call that was not permitted; returns its result.
 
         The row's "rule" is what would permit it: `--allow` rules, one a line, "" when none can.
         """
         row = {"name": call.name, "arguments": call.arguments, "reason": str(refusal), "rule": ""}
         self.denied.append(row)
-        if not (isinstance(refusal, Denied) and refusal.unattended):
+        if not isinstance(refusal, Unattended):
             return f"denied: {refusal}"
         self.unattended = True
-        policy, made = self.policy(), self.find(call)
-        subject = self.subject(made, made.bind(call.arguments))
-        row["rule"] = "\n".join(permitting_rules(policy, call.name, subject))
+        row["rule"] = "\n".join(refusal.rules)
         return "not kept: nobody to confirm" if call.name == "note" else f"denied: {refusal}"
 
-    def cancel(self, call: Call, stop: KeyboardInterrupt, began: float) -> None:
-        """Ctrl-C during a call: it keeps its output so far, unless it never began."""
-        decision = Decision("allow", "")
+    def cut_output(self, call: Call, stop: KeyboardInterrupt) -> str:
+        """The result of a call that Ctrl-C ended: its output so far, unless it never began."""
         if call.id in self.transcript.waiting:
-            self.answer(call, "cancelled", CANCELLED, decision, began)
-            return
-        output = stop.output if isinstance(stop, Stop) else ""
-        text = clip("\n".join(part for part in (output.rstrip("\n"), INTERRUPTED_BY_USER) if part))
-        self.answer(call, "cancelled", text, decision, began)
+            return CANCELLED
+        output = stop.output.rstrip("\n") if isinstance(stop, Stop) else ""
+        return clip(f"{output}\n{INTERRUPTED_BY_USER}".lstrip("\n"))
 
     def answer(self, call: Call, status: str, text: str, decision: Decision, began: float) -> None:
         """Fill in a result, save, report; an equal call with an equal result is counted."""
@@ -4120,7 +3997,7 @@ class Agent:
             self.emit("notice", level="warning", text=text)
             return False
         self.transcript.replace(kept)
-        self.refresh_system()
+        self.transcript.set_system(self.system_text())
         self.client.forget_projection()
         self.compact_floor = min(self.compact_floor, self.size() * 1.1)
         self.save()
@@ -4185,9 +4062,9 @@ def is_yes(answer: str | None) -> bool:
     return (answer or "").strip().lower() in ("y", "yes")
 
 
-def first_line(text: str, width: int = 80) -> str:
+def first_line(text: str) -> str:
     """The first line that says something, as a title."""
-    return (text.strip().splitlines() or [""])[0][:width]
+    return (text.strip().splitlines() or [""])[0][:80]
 
 
 def flatten(messages: Iterable[Message]) -> str:
@@ -4234,21 +4111,24 @@ def visible(text: str) -> str:
     return re.sub(hidden, lambda found: f"\\u{{{ord(found[0]):x}}}", text)
 
 
-def call_line(name: str, arguments: Mapping[str, Any], width: int = 110) -> str:
+SHOWN_CHARS, SHOWN_LINES = 110, 4  # of a call and of its result
+
+
+def call_line(name: str, arguments: Mapping[str, Any]) -> str:
     """`name(arguments)` in one line; the first argument stands without its name."""
     parts = []
     for number, (key, value) in enumerate(arguments.items()):
         text = value if isinstance(value, str) else encode(value)
         parts.append(text if number == 0 else f"{key}={text}")
     line = visible(", ".join(parts)).replace("\n", "\\n")
-    return f"{name}({line[:width]}{'...' if len(line) > width else ''})"
+    return f"{name}({line[:SHOWN_CHARS]}{'...' if len(line) > SHOWN_CHARS else ''})"
 
 
-def outcome_lines(status: str, content: str, most: int = 4) -> list[str]:
+def outcome_lines(status: str, content: str) -> list[str]:
     """What a result looks like under its call: the last lines, and how many there are."""
     lines = [line for line in visible(content).split("\n") if line.strip()]
-    shown = [line[:110] for line in lines[-most:]]
-    if len(lines) > most:
+    shown = [line[:SHOWN_CHARS] for line in lines[-SHOWN_LINES:]]
+    if len(lines) > SHOWN_LINES:
         shown.insert(0, f"[{len(lines)} lines]")
     mark = {"ok": " ", "error": "!", "denied": "x", "cancelled": "x"}[status]
     return [f"  {mark} {line}" for line in shown]
@@ -4325,14 +4205,16 @@ class Screen:
 
 
 class JsonScreen:
-    """Events as JSON lines (`stream-json`), or the result alone (`json`)."""
+    """Events as JSON lines (`stream-json`), or the result alone (`json`), and all on `screen`."""
 
-    def __init__(self, out: Any, *, only_result: bool) -> None:
+    def __init__(self, out: Any, screen: Screen, *, only_result: bool) -> None:
         self.out = out
+        self.screen = screen
         self.only_result = only_result
 
     def emit(self, kind: str, **data: Any) -> None:
         """Write one event as one line."""
+        self.screen.emit(kind, **data)
         if self.only_result and kind != "result":
             return
         event = {"type": kind, "ts": round(time.time(), 3), **data}
@@ -4345,9 +4227,6 @@ class JsonScreen:
 
 def drain(stream: Any, wait: float = 0.0) -> str:
     """All that was typed and not yet read, also a line without its end; "" off a terminal."""
-    import select
-    import termios
-
     if not stream.isatty():
         return ""
     descriptor, typed = stream.fileno(), b""
@@ -4553,8 +4432,6 @@ class Repl:
         name, _, argument = text[1:].partition(" ")
         action = getattr(self, f"do_{name}", None)
         if action is None:
-            import difflib
-
             near = difflib.get_close_matches(name, self.names(), n=1)
             hint = f"; did you mean /{near[0]}?" if near else " (/help lists them)"
             self.screen.line(f"agent: there is no command /{name}{hint}")
@@ -4595,7 +4472,7 @@ class Repl:
         self.screen.line(f"mode: {agent.mode}; sandbox: {SANDBOX_STATE}")
         self.screen.line(f"session: {agent.session.id}, {len(agent.transcript.messages)} messages")
         self.screen.line(f"context: ~{tokens} of {told}{window} tokens")
-        used = ", ".join(f"{name} {n}" for name, n in agent.session.usage().items())
+        used = ", ".join(f"{name} {n}" for name, n in agent.session.header["usage"].items())
         self.screen.line(f"used: {used or 'nothing yet'}")
 
     def do_compact(self, argument: str) -> None:
@@ -4658,8 +4535,7 @@ def build_agent(
     """
     report = guarded(emit or (lambda kind, **data: None))
     root = workspace_root(settings)
-    for text in (*settings.allow, *settings.ask, *settings.deny):
-        parse_rule(text)
+    make_policy(settings, settings.mode)  # refuses what is no rule
     client = Client(settings, report)
     client.model = settings.model or known_model(session, client) or client.models()[0]
     workspace = Workspace(root, settings.environ)
@@ -4715,13 +4591,11 @@ def workspace_root(settings: Settings) -> Path:
 
 def begin_session(settings: Settings, root: Path) -> tuple[Session, str]:
     """A new session; when it can not be kept, one in memory and the reason why."""
-    trouble = ""
-    if settings.save_session:
-        try:
-            return new_session(state_folder(root) / "sessions", {}, time.time()), ""
-        except SessionError as error:
-            trouble = f"{error}; this session is not kept"
-    return new_session(None, {}, time.time()), trouble
+    try:
+        folder = state_folder(root) / "sessions" if settings.save_session else None
+        return new_session(folder, {}, time.time()), ""
+    except SessionError as error:
+        return new_session(None, {}, time.time()), f"{error}; this session is not kept"
 
 
 def choose_tools(
@@ -4729,7 +4603,8 @@ def choose_tools(
 ) -> dict[str, Tool]:
     """The registry: built-in tools in a fixed order, then the caller's own. Raises UsageError."""
     files = FileTools(agent.workspace, agent.may_read)
-    person = PersonTools(agent.workspace, lambda text: ask_model_question(agent, text))
+    ask = agent.ask or (lambda question: None)
+    person = PersonTools(agent.workspace, lambda text: ask(Question("answer", text)))
     web = WebTools(settings.fetch_hosts)
     built_in = (files.read_file, files.list_files, files.grep, files.write_file, files.edit_file)
     others = (shell.bash, person.ask_user, person.note, web.web_search, web.fetch_url)
@@ -4741,14 +4616,8 @@ def choose_tools(
     return {n: t for n, t in registry.items() if n in only and n not in settings.exclude_tools}
 
 
-def ask_model_question(agent: Agent, text: str) -> str | None:
-    """The model's question to the person; None when nobody is there."""
-    return agent.ask(Question("answer", text, "")) if agent.ask else None
-
-
 def install_signals() -> None:
     """SIGTERM and SIGHUP seal and save as Ctrl-C does."""
-    import signal
 
     def stop(number: int, frame: Any) -> NoReturn:
         raise Stop(128 + number)
@@ -4759,8 +4628,6 @@ def install_signals() -> None:
 
 def ignore_signals() -> None:
     """On the way out another Ctrl-C has nothing left to stop."""
-    import signal
-
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
@@ -4769,9 +4636,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The program; returns its exit code."""
     flags: argparse.Namespace | None = None
     try:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="replace")
+        open_streams()
         install_signals()
         settings, flags = load(sys.argv[1:] if argv is None else argv, os.environ)
         return run_command(settings, flags)
@@ -4790,6 +4655,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         close_streams()
 
 
+def open_streams() -> None:
+    """A stream that the caller closed (`>&-`) is /dev/null; no character stops our output."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def report_failure(flags: argparse.Namespace | None, text: str, exit_code: int) -> None:
     """One line on stderr, and in a JSON format the result object."""
     try:
@@ -4797,9 +4672,9 @@ def report_failure(flags: argparse.Namespace | None, text: str, exit_code: int) 
     except OSError:
         return
     if flags is not None and flags.output_format != "text":
-        screen = JsonScreen(sys.stdout, only_result=flags.output_format == "json")
-        status = "cancelled" if exit_code >= 128 else "error"
-        result = Result(status, exit_code, text)
+        only = flags.output_format == "json"
+        screen = JsonScreen(sys.stdout, Screen(sys.stdout, sys.stderr), only_result=only)
+        result = Result("cancelled" if exit_code >= 128 else "error", exit_code, text)
         screen.emit("init", **init_event(None))
         screen.emit("result", **dataclasses.asdict(result))
 
@@ -4843,15 +4718,14 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     prompt = read_prompt(flags.prompt, sys.stdin) if one_shot else ""
     if one_shot and not prompt.strip():
         raise UsageError("no prompt: give one, or start agent in a terminal (see agent --help)")
-    there = sys.stdin.isatty() and sys.stderr.isatty() and not flags.yes and not flags.print
-    there = there and flags.output_format == "text"
-    settings = find_endpoint(settings, screen, search=sys.stdin.isatty() and sys.stderr.isatty())
+    terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    there = terminal and not flags.yes and not flags.print and flags.output_format == "text"
+    settings = find_endpoint(settings, screen, search=terminal)
     person = Person(screen, sys.stdin, root / ".agent" / "history")
     emit = screen.emit
     if flags.output_format != "text":
         screen.streams = False
-        machine = JsonScreen(sys.stdout, only_result=flags.output_format == "json")
-        emit = functools.partial(emit_both, machine, screen)
+        emit = JsonScreen(sys.stdout, screen, only_result=flags.output_format == "json").emit
     ask = person.ask if there else None
     session = choose_session(settings, flags, root, screen, ask)
     agent = build_agent(settings, emit=emit, ask=ask, session=session)
@@ -4864,24 +4738,17 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
         agent.close()
 
 
-def emit_both(machine: JsonScreen, screen: Screen, kind: str, **data: Any) -> None:
-    """An event for the program that reads stdout, and for whoever reads stderr."""
-    machine.emit(kind, **data)
-    screen.emit(kind, **data)
-
-
 def init_event(agent: Agent | None) -> dict[str, Any]:
     """The fields of the first event."""
-    fields = {"session_id": "", "model": "", "base_url": "", "root": "", "mode": ""}
-    if agent is not None:
-        fields = {
-            "session_id": agent.session.id if agent.session.path else "",
-            "model": agent.client.model,
-            "base_url": agent.client.endpoint,
-            "root": str(agent.workspace.root),
-            "mode": agent.mode,
-        }
-    return {**fields, "sandbox": SANDBOX_STATE, "version": __version__}
+    return {
+        "session_id": agent.session.id if agent and agent.session.path else "",
+        "model": agent.client.model if agent else "",
+        "base_url": agent.client.endpoint if agent else "",
+        "root": str(agent.workspace.root) if agent else "",
+        "mode": agent.mode if agent else "",
+        "sandbox": SANDBOX_STATE,
+        "version": __version__,
+    }
 
 
 def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settings:
@@ -4892,7 +4759,7 @@ def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settin
     found = find_local_server() if search and not chosen else ""
     if found:
         screen.line(f"agent: no key is set; using {found} on this machine")
-        return dataclasses.replace(settings, provider=found, model=settings.model)
+        return dataclasses.replace(settings, provider=found)
     row = PROVIDERS.get(settings.provider or ("" if settings.base_url else "openai"))
     names = f"{row.key_name} or AGENT_API_KEY" if row and row.key_name else "AGENT_API_KEY"
     looked = f" (looked for {', '.join(LOCAL_PROVIDERS)} here)" if search and not chosen else ""
@@ -4956,9 +4823,6 @@ def read_ready(stdin: Any) -> bytes:
     A regular file counts only at its beginning: in `while read x; do agent "$x"; done <list` it
     belongs to the loop.
     """
-    import select
-    import stat
-
     try:
         descriptor = stdin.fileno()
         mode = os.fstat(descriptor).st_mode
@@ -4994,8 +4858,6 @@ def show_refusal(row: Mapping[str, Any], screen: Screen) -> None:
     """A call that was not permitted, with the rules that would permit it."""
     screen.line(f"agent: denied {call_line(row['name'], row['arguments'])}: {row['reason']}")
     if row["rule"]:
-        import shlex
-
         flags = [f"--allow {shlex.quote(rule)}" for rule in row["rule"].split("\n")]
         screen.line(f"agent:   permitted by {' '.join(flags)}")
 
@@ -5017,13 +4879,13 @@ DEMO_PROMPT = "The test fails. Find out why, fix it, and show that it passes."
 
 def run_demo(settings: Settings, *, keep: bool) -> int:
     """A scripted model fixes a real bug through the real loop; 0 only if the test then passes."""
-    import shlex
     import shutil
-    import subprocess
     import tempfile
 
-    from flaky_server import DEMO_FILES, FlakyServer, demo_script
-
+    try:
+        from flaky_server import DEMO_FILES, FlakyServer, demo_script
+    except ImportError as error:
+        raise UsageError("--demo needs flaky_server.py, which lies beside agent.py") from error
     folder = Path(tempfile.mkdtemp(prefix="agent-demo-"))
     screen = Screen(sys.stdout, sys.stdout)
     test = [sys.executable, "-B", "-m", "unittest", "-q", "test_stats"]
