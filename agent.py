@@ -349,7 +349,7 @@ def build_parser() -> argparse.ArgumentParser:
 SESSION_ID_WORD = re.compile(r"(?=(?:-*\d){8})\d[\d-]*[0-9a-f]{0,4}")
 
 
-def parse_arguments_of_process(argv: Sequence[str]) -> argparse.Namespace:
+def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     """argv as options and one prompt (CONTRACT, "Command line").
 
     A word that starts with `-` and holds a space or newline is a prompt, `--` ends the options, and
@@ -383,7 +383,7 @@ def parse_arguments_of_process(argv: Sequence[str]) -> argparse.Namespace:
 
 def load(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, argparse.Namespace]:
     """Settings from every layer, and what else the command line asked for. Raises UsageError."""
-    flags = parse_arguments_of_process(argv)
+    flags = parse_command_line(argv)
     home = environ.get("HOME") or os.path.expanduser("~")
     folder = Path(environ.get("XDG_CONFIG_HOME") or f"{home}/.config") / "agent"
     merged = {**read_env_file(folder / "env"), **environ}
@@ -950,7 +950,10 @@ def list_sessions(folder: Path) -> tuple[list[SessionEntry], list[str]]:
 
 
 def open_session(path: Path) -> tuple[Session, list[str]]:
-    """Load, lock and heal a session; notes say what was repaired (the original is in `.bak`)."""
+    """Load, lock and heal a session; notes say what was repaired.
+
+    The original stays in `.bak` until the next turn begins.
+    """
     lock = hold(path.with_suffix(".lock"))
     if lock is None:
         holder = path.with_suffix(".lock").read_text(errors="replace").strip()
@@ -1256,7 +1259,7 @@ class Resolver:
         return self.slots[-1]
 
     def resolve(self) -> Reply:
-        """The reply as a whole. Raises Transient when the stream was cut or held nothing."""
+        """The reply as a whole. Raises Transient when the stream was cut before its end."""
         calls = []
         for slot in self.slots:
             for number, arguments in enumerate(resolve_arguments(slot.fragments)):
