@@ -2590,16 +2590,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
 
 def parameter_helps(text: str) -> dict[str, str]:
     """`name: help` lines; a deeper line goes on with the one before."""
-    helps: dict[str, str] = {}
-    last = ""
-    for line in text.splitlines():
-        found = re.match(r"(\w+): (.+)", line)
-        if found:
-            last = found[1]
-            helps[last] = found[2].strip()
-        elif line.startswith(" ") and last:
-            helps[last] += " " + line.strip()
-    return helps
+    found = re.findall(r"^(\w+): (.+(?:\n +.+)*)", text, re.MULTILINE)
+    return {name: " ".join(words.split()) for name, words in found}
 
 
 def make_parameter(name: str, parameter: Any, helps: Mapping[str, str]) -> Parameter:
