@@ -3259,13 +3259,13 @@ def read_word(command: str, at: int) -> tuple[str, int]:
 READ_ONLY_COMMANDS = frozenset(
     "ls pwd cat head tail wc stat file du basename dirname echo true grep".split()
 )
-# Options that write, wait for ever, or read what is not named on the command line.
+# Options that write, wait for ever, or read what is not named: letters and long names.
 REFUSED_OPTIONS = {
-    "tail": re.compile(r"-[a-zA-Z0-9]*[fF]|--(follow|retry|pid)"),
-    "file": re.compile(r"-[a-zA-Z]*[Cfm]|--(compile|files-from|magic-file)"),
-    "wc": re.compile(r"--files0-from"),
-    "du": re.compile(r"--files0-from|-[a-zA-Z]*X|--exclude-from"),
-    "grep": re.compile(r"-[a-zA-Z]*[rRfd]|--(recursive|dereference|file|directories|exclude-from)"),
+    "tail": ("fF", "follow retry pid"),
+    "file": ("Cfm", "compile files-from magic-file"),
+    "wc": ("", "files0-from"),
+    "du": ("X", "files0-from exclude-from"),
+    "grep": ("rRfd", "recursive dereference-recursive file directories exclude-from"),
 }
 
 
@@ -3274,13 +3274,21 @@ def reads_only(words: Sequence[str]) -> bool:
     if words[0] not in READ_ONLY_COMMANDS:
         return False
     for word in words[1:]:
-        outside = word.startswith(("/", "~")) or ".." in word.split("/") or "=/" in word
-        refused = REFUSED_OPTIONS.get(words[0])
-        if outside or (refused and refused.match(word)):
+        outside = word.startswith(("/", "~")) or ".." in re.split("[/=]", word) or "=/" in word
+        if outside or refused_option(words[0], word):
             return False
         if any(path_match(pattern, word) for pattern in SECRETS):
             return False
     return True
+
+
+def refused_option(command: str, word: str) -> bool:
+    """Whether a word is one of REFUSED_OPTIONS; of a long name GNU takes any prefix."""
+    letters, names = REFUSED_OPTIONS.get(command, ("", ""))
+    if word.startswith("--"):
+        prefix = word[2:].partition("=")[0]
+        return bool(prefix) and any(name.startswith(prefix) for name in names.split())
+    return word.startswith("-") and any(letter in word for letter in letters)
 
 
 SECRETS = ("**/.env", "**/.env.*", "**/*.pem", "**/id_rsa*", "**/.netrc", "**/.git-credentials")
