@@ -3449,7 +3449,7 @@ def decide_part(policy: Policy, words: Sequence[str]) -> Decision:
     denied, asked, allowed = (
         ruled(policy, outcome, "bash", text, "command") for outcome in ("deny", "ask", "allow")
     )
-    found = denied or asked
+    found = denied or denied_word(policy, text) or asked  # here the words are without quotes
     if found:
         return found
     if reads_only(words):
