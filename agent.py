@@ -33,6 +33,7 @@ Left out on purpose: async, plugins, a project config, a theme engine, a databas
 from __future__ import annotations
 
 import argparse
+import codecs
 import dataclasses
 import difflib
 import fcntl
@@ -372,6 +373,7 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
             word = f"\0{len(kept) - 1}"
         words.append(word)
     found = parser.parse_intermixed_args(words)
+    found.began = False  # nothing has been reported yet
     for name, value in vars(found).items():
         if isinstance(value, str):
             setattr(found, name, kept.get(value, value))
@@ -2170,7 +2172,7 @@ class HostProcess:
         for pid in pids:
             try:
                 os.kill(pid, number)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):  # gone, or root's by sudo
                 continue
 
 
@@ -2250,9 +2252,10 @@ class Capture:
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
 
-def plain_text(data: bytes) -> str:
+def plain_text(data: bytes | str) -> str:
     """Output as text: no terminal escapes, of a progress line only its last state."""
-    text = ESCAPES.sub("", data.decode("utf-8", "replace")).replace("\r\n", "\n")
+    text = data if isinstance(data, str) else data.decode("utf-8", "replace")
+    text = ESCAPES.sub("", text).replace("\r\n", "\n")
     if "\r" in text:
         text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return clean(text)
@@ -2896,6 +2899,7 @@ class ShellTools:
         self.workspace = workspace
         self.emit = emit
         self.output_folder: Path | None = None  # `.agent/output/<session>/`
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.call_id = ""  # of the running call: names the output file and the events
 
     @tool(needs="run")
@@ -2912,6 +2916,7 @@ class ShellTools:
         seconds = min(max(1, timeout), 3600)
         path = self.output_folder / f"{self.call_id}.txt" if self.output_folder else None
         capture = Capture(path)
+        self.decoder.reset()
         try:
             code, left = self.workspace.host.run(command, seconds, capture, self._live)
         finally:
@@ -2919,7 +2924,9 @@ class ShellTools:
         return self._result(capture, code, left, seconds)
 
     def _live(self, data: bytes) -> None:
-        self.emit("tool_output", id=self.call_id, text=plain_text(data))
+        text = plain_text(self.decoder.decode(data))
+        if text:
+            self.emit("tool_output", id=self.call_id, text=text)
 
     def _result(self, capture: Capture, code: int | None, left: list[int], seconds: int) -> str:
         """Output, what is still running, and last of all the exit code or the timeout."""
@@ -3741,8 +3748,8 @@ class Agent:
             self.run_calls(calls)
         elif reply.end == "complete" and not reply.announced and reply.message["content"]:
             return str(reply.message["content"])
-        else:
-            self.ask_again(reply)
+        elif not self.ask_again(reply):
+            return None  # the same request once more
         self.note_budget()
         self.save()
         return None
@@ -3758,8 +3765,11 @@ class Agent:
         self.save()
         return calls
 
-    def ask_again(self, reply: Reply) -> None:
-        """A reply that is neither calls nor an answer: ask again, then end the turn."""
+    def ask_again(self, reply: Reply) -> bool:
+        """A reply that is neither calls nor an answer: ask again, a few times, then end the turn.
+
+        Returns whether the request is another one: an empty reply is asked for unchanged.
+        """
         self.nudges += 1
         empty = reply.end == "complete" and not reply.announced
         if reply.end == "filtered":
@@ -3772,7 +3782,9 @@ class Agent:
         elif reply.announced:
             self.transcript.add_user(MISSING_CALL)
         else:
+            self.turns -= 1  # a retry is no step
             self.emit("notice", level="warning", text="the reply was empty; asking once more")
+        return not empty
 
     def count(self, reply: Reply) -> None:
         """Add up what a reply cost and report it."""
@@ -4678,7 +4690,8 @@ def report_failure(flags: argparse.Namespace | None, text: str, exit_code: int) 
         only = flags.output_format == "json"
         screen = JsonScreen(sys.stdout, Screen(sys.stdout, sys.stderr), only_result=only)
         result = Result("cancelled" if exit_code >= 128 else "error", exit_code, text)
-        screen.emit("init", **init_event(None))
+        if not flags.began:
+            screen.emit("init", **init_event(None))
         screen.emit("result", **dataclasses.asdict(result))
 
 
@@ -4732,6 +4745,7 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     ask = person.ask if there else None
     session = choose_session(settings, flags, root, screen, ask)
     agent = build_agent(settings, emit=emit, ask=ask, session=session)
+    flags.began = True
     try:
         if one_shot:
             return run_once(agent, prompt, screen, flags.output_format)
