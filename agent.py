@@ -177,9 +177,13 @@ class Settings:
         if self.provider and self.provider not in PROVIDERS:
             known = ", ".join(PROVIDERS)
             raise UsageError(f"provider {self.provider!r} is not one of: {known}")
-        if self.base_url and not re.match(r"https?://[^/\s]+", self.base_url):
+        if self.base_url and not is_web_address(self.base_url):
             raise UsageError(f"base URL {self.base_url!r} does not start with http:// or https://")
+        if not re.fullmatch(r"[!-~]*", self.api_key):
+            raise UsageError("the API key holds a blank or a character that no header can carry")
         for name in ("context", "compact_at", "max_turns"):
+            if isinstance(getattr(self, name), bool | str | None):
+                raise UsageError(f"{name} must be a number")
             if not 0 <= getattr(self, name) < sys.maxsize:  # also refuses NaN
                 raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
 
@@ -193,6 +197,14 @@ class Settings:
     def window(self) -> int:
         """The context window in tokens, told or assumed."""
         return self.context or DEFAULT_CONTEXT
+
+
+def is_web_address(url: str) -> bool:
+    """Whether a URL can be asked: http or https, and a host."""
+    try:
+        return bool(re.match(r"https?://[^/\s]+", url) and urlsplit(url).hostname)
+    except ValueError:
+        return False
 
 
 # Config key -> type. Environment variables and flags of the same meaning win over it.
@@ -224,7 +236,7 @@ def read_config(path: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -249,7 +261,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def read_env_file(path: Path) -> dict[str, str]:
     """`NAME=value` lines of the user's `env` file, for keys; {} when there is none."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -404,7 +416,10 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, arg
 
 def split_names(text: str) -> tuple[str, ...]:
     """`"a, b"` -> `("a", "b")`."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise argparse.ArgumentTypeError("no name is given")
+    return names
 
 
 # == 2. Transcript ============================================================
@@ -536,9 +551,9 @@ def strict_object(text: Any) -> dict[str, Any] | None:
     """What a strict parser reads from this string, when that is an object of valid text."""
     try:
         value = json.loads(text, parse_constant=no_constant) if isinstance(text, str) else None
+        return value if isinstance(value, dict) and clean_all(value) == value else None
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) and clean_all(value) == value else None
 
 
 class Transcript:
@@ -804,8 +819,9 @@ class SessionEntry:
 def state_folder(root: Path) -> Path:
     """`.agent/` of a project, made on first use: 0700, ignored by git through its own file."""
     folder = root / ".agent"
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise SessionError(f"{folder} is not a plain folder, so nothing is kept there")
+    for part in (folder, folder / "sessions"):
+        if part.is_symlink() or (part.exists() and not part.is_dir()):
+            raise SessionError(f"{part} is not a plain folder, so nothing is kept there")
     try:
         for part in (folder, folder / "sessions"):
             part.mkdir(mode=0o700, exist_ok=True)
@@ -838,11 +854,14 @@ def hold(path: Path) -> int | None:
         raise SessionError(f"can not lock {path}: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+    except BlockingIOError:
         os.close(descriptor)
         return None
-    os.truncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n".encode())
+    except OSError as error:  # a full disk
+        os.close(descriptor)
+        raise SessionError(f"can not lock {path}: {error.strerror}") from error
     return descriptor
 
 
@@ -871,6 +890,8 @@ class Session:
         """Write the file; `sync` waits for the disk. Raises OSError, and the old file stays."""
         if self.path is None:
             return
+        if self.folder is not None and not self.folder.exists():  # `git clean -fdx` and the like
+            state_folder(self.folder.parent.parent)
         self.header["updated"] = round(time.time(), 3)
         head = json.dumps(self.header, ensure_ascii=False)[:-1]
         text = f'{head}, "messages": [\n' + ",\n".join(self.transcript.lines()) + "\n]}\n"
@@ -920,6 +941,8 @@ def new_session(folder: Path | None, header: Mapping[str, Any], now: float) -> S
 
 def read_session(path: Path) -> tuple[dict[str, Any], list[Any]]:
     """Header and messages of a session file. Raises SessionError that names the file."""
+    if not path.is_file():  # a pipe would never end
+        raise SessionError(f"{path.name} is no file")
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -929,11 +952,22 @@ def read_session(path: Path) -> tuple[dict[str, Any], list[Any]]:
     if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
         raise SessionError(f"{path.name} is not a session file")
     version = value.get("version", SESSION_VERSION)
-    if not isinstance(version, int) or version > SESSION_VERSION:
-        raise SessionError(f"{path.name} is of a newer version ({version}) and is left alone")
+    if version != SESSION_VERSION:
+        newer = isinstance(version, int) and version > SESSION_VERSION
+        text = "a newer version" if newer else "an unknown version"
+        raise SessionError(f"{path.name} is of {text} ({version}) and is left alone")
     messages = value.pop("messages")
     base = {"version": SESSION_VERSION, "id": path.stem, "created": time.time(), "updated": 0.0}
     return {**base, **value, "id": path.stem}, messages
+
+
+def read_healed(path: Path) -> tuple[dict[str, Any], list[Message], list[str]]:
+    """Header, valid messages, and what was repaired. Raises SessionError."""
+    header, messages = read_session(path)
+    try:
+        return header, *heal(messages)
+    except RecursionError as error:
+        raise SessionError(f"{path.name} is nested too deeply to be read") from error
 
 
 def list_sessions(folder: Path) -> tuple[list[SessionEntry], list[str]]:
@@ -961,11 +995,10 @@ def open_session(path: Path) -> tuple[Session, list[str]]:
         holder = path.with_suffix(".lock").read_text(errors="replace").strip()
         raise SessionError(f"session {path.stem} is open in process {holder}; --fork makes a copy")
     try:
-        header, messages = read_session(path)
+        header, healed, notes = read_healed(path)
     except SessionError:
         os.close(lock)
         raise
-    healed, notes = heal(messages)
     session = Session(Transcript(healed), header, path.parent)
     session.lock = lock
     if notes:
@@ -1026,8 +1059,7 @@ def tracked_by_git(path: Path) -> bool:
 
 def fork_session(path: Path) -> tuple[Session, list[str]]:
     """A copy of a session under a new id; the original is not touched."""
-    header, messages = read_session(path)
-    healed, notes = heal(messages)
+    header, healed, notes = read_healed(path)
     kept = {k: v for k, v in header.items() if k not in ("version", "id", "created", "updated")}
     session = new_session(path.parent, kept, time.time())
     session.transcript = Transcript(healed)
@@ -1293,7 +1325,8 @@ def numbers_of(usage: Any) -> dict[str, int]:
         "completion_tokens": usage.get("completion_tokens"),
         "cached_tokens": cached,
     }
-    return {name: int(n) for name, n in found.items() if isinstance(n, int | float) and n >= 0}
+    known = {name: n for name, n in found.items() if isinstance(n, int | float)}
+    return {name: int(n) for name, n in known.items() if 0 <= n < 1e15}
 
 
 def split_content(content: Any) -> tuple[str, str]:
@@ -1393,12 +1426,16 @@ def project(message: Message, origin: tuple[str, str], learned: Iterable[str] = 
 
     `origin` is (endpoint, model): reasoning goes back only to where it came from.
     """
-    private = message.get("_") or {}
+    private = message.get("_")
+    private = private if isinstance(private, dict) else {}
     at_home = (private.get("endpoint"), private.get("model")) == origin
     keep = ["role", "content", *ROLE_KEYS.get(message["role"], ())]
     if message["role"] == "assistant" and at_home and "no_reasoning" not in learned:
         keep += ["reasoning_content", "reasoning"]
     sent = {key: message[key] for key in message if key in keep}
+    for key in ("reasoning_content", "reasoning"):
+        if key in sent and not isinstance(sent[key], str):
+            sent.pop(key)
     if sent.get("tool_calls"):
         sent["content"] = sent.get("content") or None
         sent["tool_calls"] = [project_call(call, at_home) for call in sent["tool_calls"]]
@@ -1653,9 +1690,22 @@ class Client:
                 raise self._failure(answer.status_code, answer.content, answer.headers)
             listed = answer.json()["data"]
             return [str(row["id"]) for row in listed]
-        except (requests.exceptions.RequestException, KeyError, TypeError, ValueError) as error:
+        except (
+            requests.exceptions.RequestException,
+            LookupError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
             reason = self.mask(connection_reason(error, self.endpoint))
             raise ProviderError(f"{self.endpoint} lists no models ({reason})") from error
+
+    def first_model(self) -> str:
+        """The model of an endpoint that has no default. Raises ProviderError."""
+        listed = self.models()
+        if not listed:
+            raise ProviderError(f"{self.endpoint} lists no models; name one with --model")
+        return listed[0]
 
     def close(self) -> None:
         """Close the pooled connections."""
@@ -1856,8 +1906,9 @@ class Workspace:
     def _folder(self, path: Path, *, make: bool = False) -> int:
         """A descriptor of the folder that holds a resolved path, no link followed on the way."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-        folder = os.open(self.root, flags)
+        folder = -1
         try:
+            folder = os.open(self.root, flags)
             for part in path.relative_to(self.root).parts[:-1]:
                 if make:
                     make_folder(part, folder)
@@ -1865,7 +1916,8 @@ class Workspace:
                 os.close(folder)
                 folder = inner
         except OSError as error:
-            os.close(folder)
+            if folder >= 0:
+                os.close(folder)
             raise ToolError(f"{self.relative(path)}: {error.strerror}") from error
         return folder
 
@@ -1941,16 +1993,24 @@ class Workspace:
 
     def walk(self, start: Path) -> Iterator[str]:
         """Relative paths of the regular files below a folder, sorted, no link followed."""
-        try:
-            entries = sorted(os.scandir(start), key=lambda entry: entry.name)
-        except OSError:
-            return
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name not in SKIPPED_FOLDERS:
-                    yield from self.walk(Path(entry.path))
-            elif entry.is_file(follow_symlinks=False):
-                yield self.relative(Path(entry.path))
+        waiting: list[Path | os.DirEntry[str]] = [start]
+        while waiting:
+            folder = waiting.pop()
+            if isinstance(folder, os.DirEntry) and not folder.is_dir(follow_symlinks=False):
+                yield self.relative(Path(folder.path))
+                continue
+            try:
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
+            except OSError:
+                continue
+            waiting += [entry for entry in entries if is_wanted(entry)]
+
+
+def is_wanted(entry: os.DirEntry[str]) -> bool:
+    """Whether a search looks at this: a regular file, or a folder that is not skipped."""
+    if entry.is_dir(follow_symlinks=False):
+        return entry.name not in SKIPPED_FOLDERS
+    return entry.is_file(follow_symlinks=False)
 
 
 def make_folder(name: str, parent: int) -> None:
@@ -2018,7 +2078,10 @@ def diff_of(change: Change, name: str) -> str:
         sides.append(re.findall(r"[^\n]*\n|[^\n]+", clean(text)))
     old = "/dev/null" if change.before is None else f"a/{name}"
     lines = list(difflib.unified_diff(sides[0], sides[1], old, f"b/{name}"))
-    return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
+    if not lines:
+        return f"--- {old}\n+++ b/{name}\n(an empty file)\n"
+    mark = "\n\\ No newline at end of file\n"
+    return "".join(line if line.endswith("\n") else line + mark for line in lines)
 
 
 # -- commands -----------------------------------------------------------------
@@ -2059,6 +2122,7 @@ class HostProcess:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         self.shell, self.number, self.before = 0, 0, set[int]()
+        self.sessions = set[int]()  # of all commands so far: each begins one
         self.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans become children of the host
 
     def prctl(self, option: int, value: int) -> None:
@@ -2093,13 +2157,14 @@ class HostProcess:
             if "run" in request:
                 self.before, self.number = self.children(), request["n"]
                 self.shell = self.spawn(request["run"], request["cwd"], passed[0])
+                self.sessions.add(self.shell)
             else:
                 self.end(request["end"])
         return bool(raw)
 
     def end(self, number: int) -> None:
         """Signal all that the running command started: its group at once, then whoever left it."""
-        pids = self.children() - self.before
+        pids = self.own()
         if self.shell in pids:
             os.killpg(self.shell, number)
         self.kill(pids - {self.shell}, number)
@@ -2136,35 +2201,49 @@ class HostProcess:
             if pid == 0:
                 return
             if pid == self.shell:
-                left = sorted(self.children() - self.before)
+                left = sorted(self.own())
                 code = os.waitstatus_to_exitcode(status)
                 answer = {"exit": code, "left": left, "n": self.number}
                 self.sock.sendall(json.dumps(answer).encode() + b"\n")
 
     def children(self) -> set[int]:
         """All living descendants."""
-        pairs = self.parents()
-        found, size = {os.getpid()}, 0
+        return self.below({os.getpid()}, self.table()) - {os.getpid()}
+
+    def own(self) -> set[int]:
+        """What the last command started and what that started; not the jobs of earlier commands."""
+        table = self.table()
+        earlier = self.sessions - {self.shell}
+        roots = {pid for pid, (parent, session) in table.items() if session == self.shell}
+        for pid, (parent, session) in table.items():
+            orphan = parent == os.getpid() and pid not in self.before and session not in earlier
+            roots |= {pid} if orphan else set()
+        return self.below(roots, table) - self.below(self.before, table)
+
+    def below(self, roots: set[int], table: dict[int, tuple[int, int]]) -> set[int]:
+        """These processes and all their descendants."""
+        found, size = set(roots), -1
         while len(found) > size:
             size = len(found)
-            found |= {pid for pid, parent in pairs if parent in found}
-        return found - {os.getpid()}
+            found |= {pid for pid, (parent, _) in table.items() if parent in found}
+        return found & table.keys()
 
-    def parents(self) -> list[tuple[int, int]]:
-        """(pid, its parent) of every living process, from /proc, elsewhere from `ps`."""
+    def table(self) -> dict[int, tuple[int, int]]:
+        """pid -> (parent, session) of every living process, from /proc, elsewhere from `ps`."""
         if not os.path.isdir("/proc/self"):
-            listing = subprocess.run(["/bin/ps", "-Ao", "pid=,ppid=,comm="], stdout=-1).stdout
-            rows = [line.split(None, 2) for line in listing.splitlines()]
-            return [(int(row[0]), int(row[1])) for row in rows if row[2:] != [b"/bin/ps"]]
-        found = []
+            listing = subprocess.run(["/bin/ps", "-Ao", "pid=,ppid=,sess=,comm="], stdout=-1)
+            rows = [line.split(None, 3) for line in listing.stdout.splitlines()]
+            rows = [row for row in rows if row[3:] != [b"/bin/ps"]]
+            return {int(row[0]): (int(row[1]), int(row[2], 16)) for row in rows}
+        found = {}
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+                    state, parent, _, session = file.read().rpartition(b")")[2].split()[:4]
             except OSError:
                 continue
             if state not in (b"Z", b"X"):
-                found.append((int(name), int(parent)))
+                found[int(name)] = (int(parent), int(session))
         return found
 
     def kill(self, pids: set[int], number: int) -> None:
@@ -2267,6 +2346,7 @@ def shell_path() -> str:
     return next(path for path in paths if os.path.exists(path))
 
 
+@functools.cache
 def host_source() -> str:
     """HostProcess as text, cut out of this file: inspect would parse all of it first."""
     text = Path(__file__).read_text(encoding="utf-8")
@@ -2280,6 +2360,7 @@ class CommandHost:
     def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
         self.root = root
         self.environ = dict(environ)
+        self.source = host_source()  # now: an upgrade may replace the file meanwhile
         self.process: Any = None
         self.channel: Any = None
         self.number = 0  # of the running command: a late answer to another one is not taken
@@ -2290,7 +2371,7 @@ class CommandHost:
             return
         self.close()
         ours, theirs = socket.socketpair()
-        source = f"from __future__ import annotations\nimport {HOST_MODULES}\n{host_source()}\n"
+        source = f"from __future__ import annotations\nimport {HOST_MODULES}\n{self.source}\n"
         source += f"HostProcess({theirs.fileno()}).serve()\n"
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-"],
@@ -2376,15 +2457,21 @@ class CommandHost:
         return dict(json.loads(raw))
 
     def _end(self, reader: int, capture: Capture) -> None:
-        """End everything the running command started, politely first; its last words are kept."""
-        try:
-            for number in (15, 9):
+        """End everything the running command started, politely first; its last words are kept.
+
+        A further Ctrl-C goes on to the next signal, so that nothing is left running.
+        """
+        for number in (15, 9, 9):
+            try:
                 self.channel.sendall(encode({"end": number}).encode() + b"\n")
                 if self._follow(reader, END_SECONDS, capture.add) is not None:
-                    break
-            self.channel.sendall(encode({"end": 9}).encode() + b"\n")
-        except (OSError, ToolError, AttributeError):  # the host is gone
-            self.close()
+                    self.channel.sendall(encode({"end": 9}).encode() + b"\n")
+                    return
+            except KeyboardInterrupt:
+                continue
+            except (OSError, ToolError, AttributeError):  # the host is gone
+                self.close()
+                return
 
     def _drain(self, reader: int, take: Callable[[bytes], None], *, keep: bool) -> None:
         """Take what is still in the pipe; a thread empties it on while background jobs hold it."""
@@ -2543,7 +2630,7 @@ def number_of(value: int | float | str, kind: type) -> Any:
         return value
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return value
     if kind is float:
         return number
@@ -2579,8 +2666,15 @@ def make_tool(function: Callable[..., Any]) -> Tool:
     helps = parameter_helps(rest)
     try:
         signature = inspect.signature(function, eval_str=True)
-    except NameError as error:
-        raise UsageError(f"tool {name}: {error}") from error
+    except (
+        NameError,
+        SyntaxError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+    ) as error:
+        raise UsageError(f"tool {name}: its annotations can not be read: {error}") from error
     parameters = tuple(make_parameter(name, p, helps) for p in signature.parameters.values())
     unknown = set(helps) - {p.name for p in parameters}
     if unknown:
@@ -2611,11 +2705,12 @@ def make_parameter(name: str, parameter: Any, helps: Mapping[str, str]) -> Param
     items: type | None = None
     choices: tuple[Any, ...] = ()
     if typing.get_origin(kind) is list:
-        kind, items = list, typing.get_args(kind)[0]
+        kind, items = list, (*typing.get_args(kind), None)[0]
     elif typing.get_origin(kind) is typing.Literal:
         choices = typing.get_args(kind)
-        kind = type(choices[0])
-    if (items or kind) not in JSON_TYPES:
+        kind = type(choices[0]) if choices else None
+    single = items or kind
+    if not isinstance(single, type) or single not in JSON_TYPES:
         raise UsageError(f"{where} has the annotation {kind!r}; use str, int, float, bool, list")
     required = parameter.default is parameter.empty
     return Parameter(parameter.name, kind, helps[parameter.name], required, items, choices)
@@ -2637,6 +2732,8 @@ def page(lines: Sequence[str], first: int, noun: str) -> str:
 
     `first` is the number of lines before these.
     """
+    if first and not lines:
+        return f"(there are no {noun} behind {first})"
     taken, size = 0, 0
     while taken < len(lines) and (size := size + len(lines[taken]) + 1) <= RESULT_CHARS - 200:
         taken += 1
@@ -2659,12 +2756,15 @@ def clip(text: str, limit: int = RESULT_CHARS, where: str = "") -> str:
     return f"{text[:front]}\n{note}\n{text[len(text) - (room - front) :]}"
 
 
+MOST_CONTEXT = 50  # lines that grep shows around a match
+
+
 class FileTools:
     """Reading, searching and changing files of the workspace."""
 
-    def __init__(self, workspace: Workspace, may_read: Callable[[str], bool]) -> None:
+    def __init__(self, workspace: Workspace, may_show: Callable[[str, str], bool]) -> None:
         self.workspace = workspace
-        self.may_read = may_read  # what a rule hides is not found by a search either
+        self.may_show = may_show  # (tool, path): what a rule hides is not found either
 
     @tool(needs="read")
     def read_file(self, path: str, start: int = 1, end: int | None = None) -> str:
@@ -2675,7 +2775,7 @@ class FileTools:
         end: the last line (default: as many as fit)
         """
         target = self.workspace.safe_path(path)
-        first, last = max(1, start), end if end is not None else sys.maxsize
+        first, last = max(1, start), max(1, end) if end is not None else sys.maxsize
         with open(self.workspace.open_file(target), "rb") as file:
             front = file.read(TAKEN_AS_BINARY)
             size = os.fstat(file.fileno()).st_size
@@ -2698,12 +2798,13 @@ class FileTools:
         pattern: a glob; with a / it matches the relative path (** for any folders), else the name
         offset: how many files to skip
         """
-        found = list(self._matching(path, pattern))
+        found = list(self._matching("list_files", path, pattern))
         if not found:
             return f"(no files match {pattern} in {path})"
-        return page(found[offset:], offset, "files")
+        first = max(0, offset)
+        return page(found[first:], first, "files")
 
-    def _matching(self, path: str, pattern: str) -> Iterator[str]:
+    def _matching(self, name: str, path: str, pattern: str) -> Iterator[str]:
         """Relative paths below a folder (or the file itself) that a glob takes."""
         workspace = self.workspace
         root = workspace.safe_path(path)
@@ -2717,7 +2818,7 @@ class FileTools:
             inner = found.removeprefix(below)
             fits = path_match(pattern, inner if "/" in pattern else inner.rpartition("/")[2])
             fits = fits or ("/" in pattern and path_match(pattern, found))
-            if fits and self.may_read(found):
+            if fits and self.may_show(name, found):
                 yield found
 
     @tool(needs="read")
@@ -2743,11 +2844,13 @@ class FileTools:
             wanted = re.compile(regex, re.IGNORECASE if ignore_case else 0)
         except re.error as error:
             raise ToolError(f"not a regular expression: {error}. Escape ( [ . * + ?") from error
-        names = self._matching(path, pattern)
-        found = [line for name in names for line in self._search(name, wanted, context)]
+        names = self._matching("grep", path, pattern)
+        around = min(max(0, context), MOST_CONTEXT)
+        found = [line for name in names for line in self._search(name, wanted, around)]
         if not found:
             return f"(no match for {regex} in {path})"
-        return page(found[offset:], offset, "lines" if context else "matches")
+        first = max(0, offset)
+        return page(found[first:], first, "lines" if around else "matches")
 
     def _search(self, name: str, wanted: re.Pattern[str], context: int) -> list[str]:
         """The matching lines of one file."""
@@ -2781,6 +2884,7 @@ class FileTools:
         if before is not None and self.workspace.is_stale(target, before):
             raise ToolError(f"{path} changed on disk since you saw it: read it again first")
         codec = codec_of(before) if before else UTF8
+        refuse_lost_characters(content, codec.decode(before or b""))
         try:
             after = codec.encode(content)
         except UnicodeError as error:
@@ -2817,10 +2921,17 @@ class FileTools:
             raise ToolError(f"old occurs {len(places)} times (lines {lines}): add lines around it")
         if codec is UNKNOWN and not new.isascii():
             raise ToolError(f"{path} is not UTF-8, so only ASCII text can be put in")
+        refuse_lost_characters(new, text)
         after = codec.encode(replace_places(text, places, new))
         first = text.count("\n", 0, places[0][0]) + 1
         summary = f"edited {self.workspace.relative(target)}: {len(places)} place(s), line {first}"
         return Change(target, before, after, f"{summary}, {len(after)} bytes")
+
+
+def refuse_lost_characters(new: str, old: str) -> None:
+    """U+FFFD stands for what could not be read, also for NUL (T9): it is not written to a file."""
+    if "\ufffd" in new and "\ufffd" not in old:
+        raise ToolError("the text holds U+FFFD or NUL: a character was lost, nothing was written")
 
 
 def numbered(lines: Iterable[str], first: int, last: int, path: str) -> str:
@@ -2963,7 +3074,7 @@ class PersonTools:
         question: one clear question
         """
         answer = self.ask_person(question)
-        if answer is None:
+        if not isinstance(answer, str):
             return "running unattended; use your best judgement and say what you assumed"
         return answer.strip() or "(no answer given)"
 
@@ -3392,6 +3503,9 @@ def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: st
         return denied
     pattern = allowed.rule.partition(" ")[2] if allowed else ""
     exact = os.path.normpath(pattern) in (subject, glob_escape(subject))
+    default = by_mode(policy, needs)
+    if default.outcome == "deny":  # plan mode: no rule and no person makes it write
+        return default
     found = protected(subject) if needs == "write" else None
     if found and (found.outcome == "deny" or not exact):
         return found
@@ -3423,7 +3537,8 @@ def host_of(url: str) -> str:
 
 def decide_command(policy: Policy, command: str) -> Decision:
     """A shell command: each part is judged by itself, the strictest wins."""
-    denied = ruled(policy, "deny", "bash", command, "command") or denied_word(policy, command)
+    denied = ruled(policy, "deny", "bash", command, "command") or denied_inside(policy, command)
+    denied = denied or denied_word(policy, command)
     if denied:
         return denied
     try:
@@ -3436,6 +3551,21 @@ def decide_command(policy: Policy, command: str) -> Decision:
     if not parts:
         return Decision("allow", "an empty command")
     return strictest(decide_part(policy, words) for words in parts)
+
+
+PEELED = RESERVED | {"sudo", "env", "nohup", "nice", "timeout", "xargs", "setsid", "stdbuf"}
+
+
+def denied_inside(policy: Policy, command: str) -> Decision | None:
+    """What the deny rules say of the commands inside one that is more than plain words."""
+    for part in re.split(r"[;&|\n(){}`]", command) if policy.deny else ():
+        words = re.sub(r"['\"\\]|[0-9]?[<>]+&?\s*\S+", "", part).split()
+        while words and (words[0] in PEELED or "=" in words[0] or words[0].startswith(("-", "$"))):
+            words.pop(0)
+        found = ruled(policy, "deny", "bash", " ".join(words), "command") if words else None
+        if found:
+            return found
+    return None
 
 
 def denied_word(policy: Policy, command: str) -> Decision | None:
@@ -3680,6 +3810,8 @@ class Agent:
 
     def run(self, prompt: str) -> Result:
         """Take a prompt to the model's answer. Ctrl-C ends the turn, not the session."""
+        if not isinstance(prompt, str):
+            raise UsageError("the prompt must be text")
         began = time.monotonic()
         self.denied, self.turns, self.usage, self.unattended = [], 0, {}, False
         result = Result("done", 0)
@@ -3739,7 +3871,6 @@ class Agent:
         reply = self.client.complete(self.transcript, self.tools_json, list(self.tools))
         self.count(reply)
         calls = self.store(reply)
-        self.client.partial = ""
         if last:
             self.transcript.cancel_waiting("not run: the budget is used up")
             text = text_of(reply.message["content"])
@@ -3762,6 +3893,7 @@ class Agent:
         if not message["content"] and not message.get("tool_calls"):
             return []
         calls = self.transcript.add_reply(message)
+        self.client.partial = ""  # stored: a Ctrl-C from here on must not keep it once more
         self.save()
         return calls
 
@@ -3792,7 +3924,8 @@ class Agent:
         total = self.session.header["usage"]  # tokens by kind
         for name, number in reply.usage.items():
             self.usage[name] = self.usage.get(name, 0) + number
-            total[name] = total.get(name, 0) + number
+            known = total.get(name)
+            total[name] = number + (known if isinstance(known, int) else 0)
         usage = {"prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0, **reply.usage}
         model = reply.message["_"]["answered"]
         self.emit("usage", model=model, cost_usd=None, estimated=not reply.usage, **usage)
@@ -3868,24 +4001,27 @@ class Agent:
         """What may happen to this call."""
         policy = self.policy()
         subject, also = self.subject(made, arguments), []
-        if "path" in arguments and made.needs in ("read", "write"):
-            also = [self.workspace.literal(arguments["path"])]
+        path = path_argument(made, arguments)
+        if path is not None:
+            also = [self.workspace.literal(path)]
         decision = decide(policy, made.name, made.needs, subject, also=also)
         if decision.outcome == "ask" and self.settings.unattended:
             return Decision("allow", f"--yes ({decision.reason})", decision.rule)
         return decision
 
-    def may_read(self, path: str) -> bool:
-        """Whether a search may show this path."""
+    def may_show(self, name: str, path: str) -> bool:
+        """Whether a search by this tool may show a path: not what `read_file` may not read."""
         policy = self.policy()
-        return not policy.deny or decide(policy, "read_file", "read", path).outcome != "deny"
+        names = (name, "read_file") if policy.deny else ()
+        return all(decide(policy, one, "read", path).outcome != "deny" for one in names)
 
     def subject(self, made: Tool, arguments: Mapping[str, Any]) -> str:
         """What rules match: a command, a path, a URL, else the arguments."""
         if made.name == "note":
             return "AGENTS.md"
-        if "path" in arguments and made.needs in ("read", "write"):
-            return self.workspace.relative(self.workspace.safe_path(arguments["path"]))
+        path = path_argument(made, arguments)
+        if path is not None:
+            return self.workspace.relative(self.workspace.safe_path(path))
         for name in ("command", "url"):
             if name in arguments:
                 return str(arguments[name])
@@ -3895,7 +4031,7 @@ class Agent:
         """The change that a call would make, computed before anybody is asked."""
         if not made.plans:
             return None
-        planned = self.call_function(made, arguments)
+        planned = self.attempt(functools.partial(made.function, **arguments))
         return planned if isinstance(planned, Change) else None
 
     def approve(self, call: Call, made: Tool, decision: Decision, plan: Change | None) -> None:
@@ -3910,7 +4046,7 @@ class Agent:
         if call.arguments.get("network"):
             text += "\n[it says that it needs the network]"
         answer = self.ask(Question("approve", text, call.name, decision.reason, call.id))
-        said = (answer or "").strip()
+        said = answer.strip() if isinstance(answer, str) else ""
         word = "yes" if is_yes(answer) else "no"
         self.emit("approval", id=call.id, name=call.name, reason=decision.reason, answer=word)
         if word == "no":
@@ -3928,15 +4064,19 @@ class Agent:
             self.save()
         if self.shell is not None:
             self.shell.call_id = re.sub(r"[^\w-]", "_", call.id)[:80]
-        return self.workspace.apply(plan) if plan else str(self.call_function(made, arguments))
+        if plan:
+            return str(self.attempt(functools.partial(self.workspace.apply, plan)))
+        return str(self.attempt(functools.partial(made.function, **arguments)))
 
-    def call_function(self, made: Tool, arguments: Mapping[str, Any]) -> str | Change:
-        """A tool's function; whatever it raises becomes a text for the model."""
+    def attempt(self, action: Callable[[], Any]) -> str | Change:
+        """Run what a tool does; whatever it raises becomes a text for the model."""
         try:
-            value = made.function(**arguments)
+            value = action()
             return value if isinstance(value, str | Change) else encode(value)
         except ToolError:
             raise
+        except SystemExit as error:
+            raise ToolError("the tool tried to end the program") from error
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
 
@@ -4059,9 +4199,9 @@ class Agent:
         """Carry out a write of the session's own files."""
         try:
             action()
-        except OSError as error:
+        except (OSError, SessionError) as error:
             if not self.save_failed:
-                text = f"the session can not be saved ({error.strerror}); going on without"
+                text = f"the session can not be saved ({error}); going on without"
                 self.emit("notice", level="warning", text=text)
             self.save_failed = True
 
@@ -4072,9 +4212,17 @@ class Agent:
         self.session.close()
 
 
+def path_argument(made: Tool, arguments: Mapping[str, Any]) -> str | None:
+    """The path that a file tool works on, also where the model left it out; None for others."""
+    names = [parameter.name for parameter in made.parameters if parameter.kind is str]
+    if made.needs not in ("read", "write") or "path" not in names:
+        return None
+    return str(arguments.get("path", "."))
+
+
 def is_yes(answer: str | None) -> bool:
     """Only y and yes are a yes."""
-    return (answer or "").strip().lower() in ("y", "yes")
+    return isinstance(answer, str) and answer.strip().lower() in ("y", "yes")
 
 
 def first_line(text: str) -> str:
@@ -4103,6 +4251,8 @@ def read_agents_md(workspace: Workspace) -> str:
         folders += above[: at + 1]
     parts, left = [], AGENTS_MD_BYTES
     for folder in reversed(folders):
+        if not os.path.lexists(folder / "AGENTS.md"):
+            continue
         try:
             place = Workspace(folder, {})
             data = place.read(place.root / "AGENTS.md")[:left]
@@ -4156,6 +4306,7 @@ class Screen:
         self.out = out
         self.err = err
         self.streams = streams  # the text is shown as it comes
+        self.failure = ""  # why output was lost
         self.open_line = False
 
     def emit(self, kind: str, **data: Any) -> None:
@@ -4165,12 +4316,15 @@ class Screen:
             show(**data)
 
     def write(self, stream: Any, text: str) -> None:
-        """Print; a reader that went away is not our failure."""
+        """Print; a reader that went away is not our failure, a full disk is."""
         try:
             stream.write(text)
             stream.flush()
-        except (OSError, ValueError):
+        except (BrokenPipeError, ValueError):
             self.streams = False
+        except OSError as error:
+            self.streams = False
+            self.failure = str(error.strerror)
 
     def line(self, text: str) -> None:
         """One whole line beside the model's text."""
@@ -4233,11 +4387,7 @@ class JsonScreen:
         if self.only_result and kind != "result":
             return
         event = {"type": kind, "ts": round(time.time(), 3), **data}
-        try:
-            self.out.write(encode(clean_all(event)) + "\n")
-            self.out.flush()
-        except (OSError, ValueError):
-            self.only_result = True
+        self.screen.write(self.out, encode(clean_all(event)) + "\n")
 
 
 def drain(stream: Any, wait: float = 0.0) -> str:
@@ -4257,6 +4407,8 @@ def drain(stream: Any, wait: float = 0.0) -> str:
             typed += piece
     finally:
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
+    if b"\r\n" in typed:  # the rest of the line end that Enter took the first half of
+        typed = typed.removeprefix(b"\n")
     return clean(typed.decode("utf-8", "replace")).replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -4552,10 +4704,10 @@ def build_agent(
     root = workspace_root(settings)
     make_policy(settings, settings.mode)  # refuses what is no rule
     client = Client(settings, report)
-    client.model = settings.model or known_model(session, client) or client.models()[0]
+    client.model = settings.model or known_model(session, client) or client.first_model()
     workspace = Workspace(root, settings.environ)
     shell = ShellTools(workspace, report)
-    agent = Agent(settings, client, workspace, emit=report, ask=ask)
+    agent = Agent(settings, client, workspace, emit=report, ask=guarded(ask) if ask else None)
     agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
     session, trouble = (session, "") if session else begin_session(settings, root)
     for name, empty in {"title": "", "usage": {}, "files": {}}.items():
@@ -4578,26 +4730,27 @@ def known_model(session: Session | None, client: Client) -> str:
     return next((row.model for row in rows if row.base_url == client.endpoint), "")
 
 
-def guarded(emit: Emit) -> Emit:
-    """An event callback whose failure is reported once and never ends a turn."""
+def guarded(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """A caller's function whose failure is reported once, counts as None, and never ends a turn."""
     failed: list[str] = []
 
-    def report(kind: str, **data: Any) -> None:
+    def call(*arguments: Any, **data: Any) -> Any:
         try:
-            emit(kind, **data)
+            return callback(*arguments, **data)
         except Exception as error:
             if not failed:
-                sys.stderr.write(f"agent: the event callback failed: {error!r}\n")
-            failed.append(kind)
+                sys.stderr.write(f"agent: a callback failed: {error!r}\n")
+            failed.append(repr(error))
+            return None
 
-    return report
+    return call
 
 
 def workspace_root(settings: Settings) -> Path:
     """The workspace as a real folder. Raises UsageError."""
     try:
         root = Path(settings.workspace).expanduser().resolve(strict=True)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"the workspace {settings.workspace} does not exist") from error
     if not root.is_dir():
         raise UsageError(f"the workspace {settings.workspace} is not a folder")
@@ -4617,7 +4770,7 @@ def choose_tools(
     settings: Settings, agent: Agent, shell: ShellTools, extra: Sequence[Callable[..., Any]]
 ) -> dict[str, Tool]:
     """The registry: built-in tools in a fixed order, then the caller's own. Raises UsageError."""
-    files = FileTools(agent.workspace, agent.may_read)
+    files = FileTools(agent.workspace, agent.may_show)
     ask = agent.ask or (lambda question: None)
     person = PersonTools(agent.workspace, lambda text: ask(Question("answer", text)))
     web = WebTools(settings.fetch_hosts)
@@ -4729,7 +4882,7 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     screen = Screen(sys.stdout, sys.stderr, streams=sys.stdout.isatty())
     if flags.sessions:
         show_sessions(root / ".agent" / "sessions", screen)
-        return 0
+        return 1 if screen.failure else 0
     one_shot = bool(flags.prompt) or not sys.stdin.isatty() or flags.print
     prompt = read_prompt(flags.prompt, sys.stdin) if one_shot else ""
     if one_shot and not prompt.strip():
@@ -4868,6 +5021,8 @@ def run_once(agent: Agent, prompt: str, screen: Screen, output_format: str) -> i
         show_refusal(row, screen)
     if result.exit_code in (1, 53, 75, 77) and result.session_id:
         screen.line(f"agent: to go on: agent --resume {result.session_id}")
+    if screen.failure and not result.exit_code:
+        raise AgentError(f"the answer could not be written: {screen.failure}")
     return result.exit_code
 
 
