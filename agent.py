@@ -42,6 +42,7 @@ import functools
 import inspect
 import io
 import ipaddress
+import itertools
 import json
 import os
 import re
@@ -57,6 +58,7 @@ import threading
 import time
 import types
 import typing
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -482,7 +484,9 @@ def read_json_object(raw: Any) -> tuple[dict[str, Any], str]:
     if raw is None or (isinstance(raw, str) and raw.strip() in ("", "null")):
         return {}, ""
     value = raw
-    for _ in range(3):
+    for _ in range(4):
+        if value == []:  # PHP's empty object
+            return {}, ""
         try:
             if isinstance(value, dict):
                 return dict(clean_all(json.loads(json.dumps(value, allow_nan=False)))), ""
@@ -1079,6 +1083,7 @@ class ProviderError(AgentError):
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
         self.status = status
+        self.told = ""  # the whole answer, for the adaptation
 
 
 class KeyRefused(ProviderError):
@@ -1088,7 +1093,11 @@ class KeyRefused(ProviderError):
 
 
 class ContextOverflow(ProviderError):
-    """The request is larger than the model's window."""
+    """The request is larger than the model's window; `limit` is its size in tokens, 0: untold."""
+
+    def __init__(self, text: str, status: int = 0, limit: int = 0) -> None:
+        super().__init__(text, status)
+        self.limit = limit
 
 
 class TryLater(AgentError):
@@ -1100,9 +1109,11 @@ class TryLater(AgentError):
 class Transient(Exception):
     """A failure that is worth another try; `after` is what the server asked to wait, in seconds."""
 
-    def __init__(self, reason: str, after: float | None = None) -> None:
+    def __init__(self, reason: str, after: float | None = None, *, stale: bool = False) -> None:
         super().__init__(reason)
         self.after = after
+        self.stale = stale  # a pooled connection that the server had closed
+        self.told = ""  # the whole answer of a server error, for the adaptation
 
 
 @dataclass
@@ -1132,27 +1143,55 @@ def read_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
-    """Server-sent events as (event name, data), also the last one without its blank line.
+def inflate(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The bytes as they are, unpacked when they turn out to be gzip, announced or not."""
+    front, unpack, decided = b"", None, False
+    for chunk in chunks:
+        if not decided:
+            front += chunk
+            if len(front) < len(GZIP):
+                continue
+            decided, chunk = True, front
+            unpack = zlib.decompressobj(16 + zlib.MAX_WBITS) if front.startswith(GZIP) else None
+        yield unpack.decompress(chunk) if unpack else chunk
+    if not decided:
+        yield front
 
-    Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
+
+GZIP = b"\x1f\x8b"
+
+
+def read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
+    """Server-sent events as (event name, data), and JSON that comes without `data:`.
+
+    Also without blank lines between or behind them: `}` and then a line that begins with `{` is
+    never inside one JSON text. Source of the rest:
+    https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
     """
-    name = ""
-    values: list[str] = []
-    for line in lines:
-        if not line:
+    name, values, loose = "", list[str](), b""
+    for number, line in enumerate(lines):
+        if number == 0:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if line.startswith(b"data:"):
+            text = line[6:] if line[5:6] == b" " else line[5:]
+            data = text.decode("utf-8", "replace")
+            if values and values[-1].endswith("}") and data.lstrip()[:1] in ("{", "["):
+                yield name, "\n".join(values)
+                values = []
+            values.append(data)
+        elif loose or line.lstrip()[:1] in (b"{", b"["):
+            loose += line + b"\n"
+            if line.rstrip().endswith((b"}", b"]")) and json_or_none(loose) is not None:
+                yield name, loose.decode("utf-8", "replace")
+                loose = b""
+        elif not line:
             if values:
                 yield name, "\n".join(values)
             name, values = "", []
-            continue
-        label, _, value = line.removeprefix(b"\xef\xbb\xbf").partition(b":")
-        text = value.removeprefix(b" ").decode("utf-8", "replace")
-        if label == b"data":
-            values.append(text)
-        elif label == b"event":
-            name = text
-    if values:
-        yield name, "\n".join(values)
+        elif line.startswith(b"event:"):
+            name = line[6:].removeprefix(b" ").decode("utf-8", "replace")
+    if loose or values:
+        yield name, loose.decode("utf-8", "replace") or "\n".join(values)
 
 
 class Slot:
@@ -1168,9 +1207,16 @@ class Slot:
         """Whether the fragments so far are an object."""
         return strict_object("".join(self.fragments)) is not None
 
+    def begins_another(self, function: Mapping[str, Any]) -> bool:
+        """Whether a named delta under the same id is another call: complete, and different."""
+        raw = function.get("arguments")
+        text = raw if isinstance(raw, str) or raw is None else encode(raw)
+        told = strict_object(text)
+        return told is not None and self.complete() and text != "".join(self.fragments)
+
     def add(self, item: Mapping[str, Any], offered: Iterable[str]) -> None:
         """Take one delta; nulls and empty strings say nothing."""
-        function = item.get("function") or {}
+        function = object_in(item, "function")
         self.id = self.id or str(item.get("id") or "")
         name = function.get("name")
         if isinstance(name, str) and name:
@@ -1182,6 +1228,17 @@ class Slot:
             self.fragments = [encode(raw)]
         known = ("id", "index", "type", "function")
         self.extras.update({k: v for k, v in item.items() if k not in known and v is not None})
+
+    def calls(self) -> list[Message]:
+        """The call, or the calls, that the fragments are; [] when nothing was said."""
+        if not self.name and not "".join(self.fragments).strip():
+            return []
+        made = []
+        for number, arguments in enumerate(resolve_arguments(self.fragments)):
+            function = {"name": self.name, "arguments": arguments}
+            call = {"id": "" if number else self.id, "type": "function", "function": function}
+            made.append({**self.extras, **call})
+        return made
 
 
 def join_name(old: str, new: str, offered: Iterable[str]) -> str:
@@ -1205,6 +1262,7 @@ def resolve_arguments(fragments: Sequence[str]) -> list[str]:
     if len(pieces) > 1 and all(b.startswith(a) for a, b in pairs):
         return [pieces[-1]]
     objects = split_objects(joined)
+    objects = [text for text in objects if text != "{}"] or objects  # a placeholder of some servers
     if objects and all(text == objects[0] for text in objects):
         return objects[:1]
     return objects or [joined]
@@ -1216,13 +1274,64 @@ def split_objects(text: str) -> list[str]:
     while at < len(text):
         try:
             value, end = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             return []
         if not isinstance(value, dict):
             return []
         found.append(text[at:end])
         at = len(text) - len(text[end:].lstrip())
     return found
+
+
+class ThinkFilter:
+    """Takes reasoning in tags at the front of a reply out of its text (Qwen, MiniMax, GLM).
+
+    Only what may still become a tag is held back; a tag further inside is text.
+    """
+
+    TAGS = ("<think>", "<thinking>", "<thought>")
+
+    def __init__(self) -> None:
+        self.held = ""
+        self.close = ""  # the tag that ends the reasoning we are in
+        self.state = "front"  # "inside", "behind", "text"
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """(text, reasoning) that are certain now."""
+        if self.state == "text":
+            return text, ""
+        self.held += text
+        if self.state == "front":
+            self._front()
+        thought = self._inside() if self.state == "inside" else ""
+        if self.state == "behind":
+            self.held = self.held.lstrip()
+            self.state = "text" if self.held else "behind"
+        shown = self.flush() if self.state == "text" else ""
+        return shown, thought
+
+    def _front(self) -> None:
+        start = self.held.lstrip()
+        tag = next((tag for tag in self.TAGS if start.startswith(tag)), "")
+        if tag:
+            self.state, self.close, self.held = "inside", f"</{tag[1:]}", start[len(tag) :]
+        elif not any(tag.startswith(start) for tag in self.TAGS):
+            self.state = "text"
+
+    def _inside(self) -> str:
+        thought, found, rest = self.held.partition(self.close)
+        if found:
+            self.state, self.held = "behind", rest
+            return thought
+        keep = next(n for n in range(len(self.close), -1, -1) if self.held.endswith(self.close[:n]))
+        cut = len(self.held) - keep
+        thought, self.held = self.held[:cut], self.held[cut:]
+        return thought
+
+    def flush(self) -> str:
+        """What is still held back, at the end of the reply."""
+        held, self.held = self.held, ""
+        return held
 
 
 class Resolver:
@@ -1233,43 +1342,76 @@ class Resolver:
         self.slots: list[Slot] = []
         self.by_index: dict[int, Slot] = {}
         self.texts: dict[int, list[str]] = {}  # by choice: several choices are joined
-        self.extras: dict[str, str] = {}
+        self.think = ThinkFilter()
+        self.extras: dict[str, Any] = {}
         self.usage: dict[str, int] = {}
-        self.finish = ""
+        self.finish = ""  # the words for the end, all that came
         self.model = ""
         self.done = False  # [DONE] was read, or a whole JSON reply
 
     def add(self, event: Mapping[str, Any]) -> tuple[str, str]:
         """Take one event; returns what it adds to (text, reasoning)."""
-        self.usage = numbers_of(event.get("usage")) or self.usage
-        self.model = str(event.get("model") or self.model)
+        self._count(event)
         text = thought = ""
         for choice in event.get("choices") or ():
-            delta = choice.get("delta") or choice.get("message") or {}
-            content, inner = split_content(delta.get("content"))
-            content = content or text_of(delta.get("refusal"))
-            number = choice.get("index") or 0
-            self.texts.setdefault(number, []).append(content)
-            text += content if number == min(self.texts) else ""
-            thought += inner + self._reasoning(delta)
-            for item in delta.get("tool_calls") or ():
-                self._slot(item).add(item, self.offered)
-            if delta.get("function_call"):
-                self._slot({"index": 0}).add({"function": delta["function_call"]}, self.offered)
-            self.finish = str(choice.get("finish_reason") or self.finish)
+            if not isinstance(choice, dict):
+                continue
+            shown, inner = self._choice(choice)
+            text, thought = text + shown, thought + inner
         return text, thought
 
+    def _count(self, event: Mapping[str, Any]) -> None:
+        """Usage and model, wherever the server puts them."""
+        self.model = str(event.get("model") or self.model)
+        for place in (event, object_in(event, "x_groq"), *(event.get("choices") or ())):
+            if isinstance(place, dict) and place.get("usage"):
+                self.usage = numbers_of(place["usage"]) or self.usage
+
+    def _choice(self, choice: Mapping[str, Any]) -> tuple[str, str]:
+        """One choice: a delta, a whole message, or legacy text."""
+        number = choice.get("index") or 0
+        parts = self.texts.setdefault(number, [])
+        delta = object_in(choice, "delta")
+        if not delta and not self.slots and not any(parts):  # else it repeats what was streamed
+            delta = object_in(choice, "message")
+            self.done = self.done or bool(delta)
+        content, inner = split_content(delta.get("content") or choice.get("text"))
+        content = content or text_of(delta.get("refusal"))
+        thought = inner + self._reasoning(delta)
+        if number == min(self.texts):
+            content, tagged = self.think.feed(content) if content else ("", "")
+            thought += tagged
+        parts.append(content)
+        items = delta.get("tool_calls") or ()
+        for item in [items] if isinstance(items, dict) else items:
+            if isinstance(item, dict):
+                self._slot(item).add(item, self.offered)
+        if delta.get("function_call"):
+            self._slot({"index": 0}).add({"function": delta["function_call"]}, self.offered)
+        if choice.get("finish_reason"):
+            self.finish += f" {choice['finish_reason']}".lower()
+        return (content if number == min(self.texts) else ""), thought
+
     def _reasoning(self, delta: Mapping[str, Any]) -> str:
+        """Keep reasoning under the names it came by; returns it once."""
+        thought = ""
         for key in ("reasoning_content", "reasoning"):
             if isinstance(delta.get(key), str) and delta[key]:
                 self.extras[key] = self.extras.get(key, "") + delta[key]
-                return str(delta[key])
-        return ""
+                thought = thought or delta[key]
+        details = delta.get("reasoning_details")
+        for item in details if isinstance(details, list) else ():
+            if isinstance(item, dict):
+                merge_detail(self.extras.setdefault("reasoning_details", []), item)
+                told = item.get("text") or item.get("summary")
+                thought = thought or (told if isinstance(told, str) else "")
+        return thought
 
     def _slot(self, item: Mapping[str, Any]) -> Slot:
         """Which call a delta belongs to. An index decides before an id, an id before position."""
-        function = item.get("function") or {}
+        function = object_in(item, "function")
         index, call_id, name = item.get("index"), item.get("id") or "", function.get("name") or ""
+        index = int(float(str(index))) if re.fullmatch(r"\d+(\.0)?", str(index)) else None
         by_id = next((slot for slot in self.slots if call_id and slot.id == call_id), None)
         if isinstance(index, int):
             slot = self.by_index.get(index)
@@ -1279,10 +1421,15 @@ class Resolver:
                 # The same index with another id: another call if the first is finished (Ollama),
                 # one call with restless ids if not (LM Studio).
                 slot = self._new() if slot.complete() or slot.name != name else slot
+            elif name and slot.name and slot.complete():
+                another = slot.name != name or slot.begins_another(function)
+                slot = self._new() if another else slot
             self.by_index[index] = slot
             return slot
         if call_id:
-            return by_id or self._new()
+            if by_id is None or (name and by_id.begins_another(function)):
+                return self._new()
+            return by_id
         last = self.slots[-1] if self.slots else None
         if last is None or (name and (last.complete() or last.name != name)):
             return self._new()
@@ -1292,111 +1439,353 @@ class Resolver:
         self.slots.append(Slot())
         return self.slots[-1]
 
+    def _call_in_text(self, text: str) -> bool:
+        found = CALL_IN_TEXT.search(text)
+        told = strict_object(found[1]) if found else None
+        return told is not None and told.get("name") in self.offered
+
     def resolve(self) -> Reply:
-        """The reply as a whole. Raises Transient when the stream was cut before its end."""
-        calls = []
-        for slot in self.slots:
-            for number, arguments in enumerate(resolve_arguments(slot.fragments)):
-                function = {"name": slot.name, "arguments": arguments}
-                call_id = "" if number else slot.id
-                call = {"id": call_id, "type": "function", "function": function}
-                calls.append({**slot.extras, **call})
-        choices = ("".join(self.texts[index]) for index in sorted(self.texts))
-        text = "\n\n".join(choice for choice in choices if choice)
+        """The reply as a whole. Raises Transient when it was cut, spoiled or is none."""
         if not self.done and not self.finish:
             raise Transient("the stream ended before the reply did")
+        end = next((end for end, words in ENDS if words.search(self.finish)), "complete")
+        if end == "broken":
+            raise Transient(f"the provider broke off the reply ({self.finish.strip()})")
+        held = self.think.flush() if self.think.state != "behind" else ""
+        if held and self.think.state == "front":
+            self.texts[min(self.texts)].append(held)
+        choices = ("".join(self.texts[index]) for index in sorted(self.texts))
+        text = "\n\n".join(choice for choice in choices if choice)
+        if text.strip() in OVERLOADED:
+            raise Transient(text.strip())
         message: Message = {"role": "assistant", "content": text or None, **self.extras}
-        ends = {"length": "length", "max_tokens": "length", "content_filter": "filtered"}
-        end = ends.get(self.finish, "complete")
+        calls = [call for slot in self.slots for call in slot.calls()]
         if calls:
             message["tool_calls"] = calls
-        announced = not calls and self.finish in ("tool_calls", "function_call")
+        named = bool(CALL_WORDS.search(self.finish))
+        announced = not calls and (named or self._call_in_text(text))
         return Reply(message, end, announced, self.usage)
+
+
+# A call that a server without a parser for its model leaves in the text (Qwen, Hermes).
+CALL_IN_TEXT = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+# Words for the end of a reply after which nothing may run; every other word is a hint only.
+ENDS = (
+    ("length", re.compile(r"length|max_tokens|max_output_tokens")),
+    (
+        "filtered",
+        re.compile(r"content_filter|safety|sensitive|recitation|blocklist|prohibited|spii"),
+    ),
+    ("broken", re.compile(r"error|abort|cancel|insufficient_system_resource")),
+)
+CALL_WORDS = re.compile(r"tool_calls|function_call|tool_use")
+# Sentences that a router sends as a reply when it is overloaded; only as the whole reply.
+OVERLOADED = ("Selected model is at capacity. Please try a different model.",)
+
+
+def object_in(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The object under a key, {} when there is none."""
+    found = value.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def merge_detail(details: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
+    """Join a fragment of reasoning_details with the block it goes on with (type and index)."""
+    place = (item.get("type"), item.get("index"))
+    block = next((d for d in details if (d.get("type"), d.get("index")) == place), None)
+    if block is None:
+        block = {}
+        details.append(block)
+    for key, value in item.items():
+        if key in ("text", "summary", "data") and isinstance(block.get(key), str) and value:
+            block[key] += value
+        elif value is not None:
+            block[key] = value
 
 
 def numbers_of(usage: Any) -> dict[str, int]:
     """The token counts of a usage object: prompt, completion, cached."""
     if not isinstance(usage, dict):
         return {}
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+    cached = object_in(usage, "prompt_tokens_details").get("cached_tokens")
     found = {
         "prompt_tokens": usage.get("prompt_tokens"),
         "completion_tokens": usage.get("completion_tokens"),
-        "cached_tokens": cached,
+        "cached_tokens": cached or usage.get("prompt_cache_hit_tokens") or 0,
     }
     known = {name: n for name, n in found.items() if isinstance(n, int | float)}
     return {name: int(n) for name, n in known.items() if 0 <= n < 1e15}
 
 
 def split_content(content: Any) -> tuple[str, str]:
-    """(text, reasoning) of a delta's content: a string, or a list of typed parts (Mistral)."""
-    if not isinstance(content, list):
-        return text_of(content), ""
-    parts = [part for part in content if isinstance(part, dict)]
-    thoughts = [text_of(part.get("thinking")) for part in parts if part.get("type") == "thinking"]
-    return text_of([p for p in parts if p.get("type", "text") == "text"]), "".join(thoughts)
+    """(text, reasoning) of a delta's content: a string, or typed parts (Mistral)."""
+    if isinstance(content, str):
+        return content, ""
+    text = thought = ""
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, str):
+            text += part
+        elif isinstance(part, dict) and part.get("type") in ("thinking", "reasoning"):
+            thought += text_of(part.get("thinking")) or text_of(part.get("text"))
+        elif isinstance(part, dict):
+            text += text_of(part.get("text")) or text_of(part.get("refusal"))
+    return text, thought
 
 
-def error_text(body: Any) -> tuple[str, str]:
-    """(message, code) of an error in whichever shape it comes.
+# Where the words of an error may stand, the most telling first.
+WORD_KEYS = ("message", "msg", "error_msg", "error", "errors", "detail", "reason", "title")
+CODE_KEYS = ("code", "type", "status", "error_code", "reason")
 
-    >>> error_text([{"error": {"code": 400, "message": "x"}}])
-    ('x', '400')
+
+def error_words(body: Any, depth: int = 0) -> str:
+    """The message of an error in whichever shape it comes.
+
+    >>> error_words([{"error": {"code": 400, "message": "x"}}])
+    'x'
     """
+    if depth > 8:
+        return ""
+    if isinstance(body, str):
+        inner = json_or_none(body) if body.lstrip()[:1] in ("{", "[") else None
+        return error_words(inner, depth + 1) or body
     if isinstance(body, list):
-        return error_text(body[0]) if body else ("", "")
+        return next((words for item in body if (words := error_words(item, depth + 1))), "")
     if not isinstance(body, dict):
-        return (body if isinstance(body, str) else ""), ""
-    inner = body.get("error", body.get("detail"))
-    if isinstance(inner, dict | list) and inner:
-        message, code = error_text(inner)
-        raw = inner.get("metadata", {}).get("raw") if isinstance(inner, dict) else None
-        return (f"{message}: {raw}" if raw else message) or encode(inner)[:500], code
-    words = inner if isinstance(inner, str) else body.get("message") or body.get("msg")
-    return str(words or ""), str(body.get("code") or body.get("type") or "")
+        return ""
+    found = (error_words(body.get(key), depth + 1) for key in WORD_KEYS)
+    words = next((text for text in found if text), "")
+    raw = error_words(object_in(body, "metadata").get("raw"), depth + 1)  # OpenRouter
+    return f"{words}: {raw}" if raw else words
 
 
-FATAL_CODES = ("insufficient_quota", "usage_limit_reached", "content_filter")
-OVERFLOW = re.compile(
-    r"context_length_exceeded|maximum context length|prompt is too long|context size"
-    r"|exceed_context_size|input token count .*exceeds|reduce the length of the messages"
-    r"|exceed context limit|context window.*(exceed|limit)|exceeds.*context window",
-    re.IGNORECASE | re.DOTALL,
+def error_codes(body: Any, depth: int = 0) -> list[str]:
+    """Every code, type and status in an error, inner ones too."""
+    if isinstance(body, str) and body.lstrip()[:1] in ("{", "["):
+        body = json_or_none(body)
+    if depth > 8 or not isinstance(body, dict | list):
+        return []
+    if isinstance(body, list):
+        return [code for item in body for code in error_codes(item, depth + 1)]
+    here = [str(body[key]) for key in CODE_KEYS if isinstance(body.get(key), str | int)]
+    return here + [code for value in body.values() for code in error_codes(value, depth + 1)]
+
+
+def compiled(*patterns: str) -> re.Pattern[str]:
+    """One pattern out of several, upper and lower case alike."""
+    return re.compile("|".join(patterns), re.IGNORECASE | re.DOTALL)
+
+
+# Codes that no retry mends, whatever the status.
+QUOTA = compiled(
+    "insufficient_quota",
+    "usage_limit_reached",
+    "billing_(hard_)?limit",
+    "billing_not_active",
+    "account_(deactivated|suspended)",
 )
-# A 4xx that names an optional part of the request: leave that part out and ask once more.
+FILTERED = compiled("content_filter", "content_policy", "responsibleai", "safety_violation")
+KEY_WORDS = compiled(r"api[ _]key (is )?(not valid|invalid)", r"(incorrect|invalid) api[ _]key")
+# A server error that is a fault of the request: templates, replayed arguments, certificates.
+PERMANENT = compiled(
+    "jinja",
+    "chat template",
+    "roles must alternate",
+    "parse tool call arguments",
+    "CERTIFICATE_VERIFY_FAILED",
+)
+AGAIN = compiled("tool_use_failed")  # the model could not write its call: another try may
+OVERFLOW = compiled(
+    "context_length_exceeded",
+    "exceed_context_size",
+    "max_prompt_tokens_exceeded",
+    "ContextWindowExceeded",
+    "request_too_large",
+    r"maximum (context|prompt|input) length",
+    r"(prompt|input) (is )?too long",
+    r"available context size",
+    r"input token count.*exceeds",
+    r"reduce the length of (the|either)",
+    r"exceeds?( the)? context (window|limit)",
+    r"exceed context limit",
+    r"context window (exceeds|limit)",
+    r"longer than the model.s context",
+    r"too large for model with",
+    r"max_new_tokens.? must be",
+    r"exceeded max context",
+    r"context length of only",
+    r"greater than the context length",
+    r"exceeded model token limit",
+    r"prompt exceeds max",
+    r"too many tokens",
+    r"prompt token count",
+    r"range of input length",
+)
+# The window's size in the text of an overflow, the most exact form first.
+LIMITS = [
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"n_ctx\W+(\d+)",
+        r"max(?:imum)? [^.\d]{0,40}?(?:length|allowed)(?: is| of(?: only)?|:)?\s*\(?(\d+)",
+        r"(\d+) max",
+        r"context (?:length|size|window)(?: is| of(?: only)?|:)?\s*\(?(\d+)",
+        r"(?:<=|cannot exceed|context limit: .*?>)\s*(\d+)",
+        r"limit(?: of| is|:)\s*(\d+)",
+    )
+]
+SIZE_OF_REQUEST = re.compile(r"Limit (\d+), Requested (\d+)")
+# What an answer complains of -> what is sent differently from then on. The first row that fits and
+# changes the request is taken; the last one, for all that no row mends, is taken once.
 ADAPTATIONS = (
-    ("no_stream_options", re.compile(r"stream_options|include_usage")),
-    ("no_reasoning", re.compile(r"reasoning|extra_forbidden|Extra inputs")),
+    ("no_stream_options", compiled("stream_options", "include_usage")),
+    (
+        "empty_reasoning",
+        compiled(
+            "reasoning_content.{0,60}(passed back|missing)", "missing.{0,30}reasoning_content"
+        ),
+    ),
+    ("flatten_unsigned", compiled("thought_signature")),
+    (
+        "no_extras",
+        compiled(
+            "reasoning",
+            "extra_content",
+            "extra_forbidden",
+            "extra inputs",
+            "invalid .{0,3}signature",
+        ),
+    ),
+    (
+        "short_ids",
+        compiled(
+            "length (of )?9", r"\bid\b.*(string too long|match pattern)", "duplicate.*tool_call_id"
+        ),
+    ),
+    ("no_blank", compiled("non-empty", "non-whitespace", "content.{0,20} empty")),
+    ("text_or_calls", compiled("either content or tool_calls")),
+    ("null_to_text", compiled("content.*(null|nil\\b|string)", "(null|string).*content")),
+    ("alternate", compiled("alternate", "unexpected role", "after role")),
+    ("named_results", compiled("name cannot be empty")),
+    ("flatten", compiled(r"\btool", r"\bfunction", r"\bmessages\b", "turn")),
+)
+HOPELESS = compiled("does not support tools")
+
+
+# The kind of an error inside a 200, told in words.
+STATUS_WORDS = (
+    (429, compiled("rate.?limit", "too.?many", "throttl")),
+    (401, compiled("auth", "invalid.api.key")),
+    (400, compiled("invalid", "bad.?request", "unsupported", "validation")),
+    (404, compiled("not.?found")),
 )
 
 
-def classify(status: int, body: Any, after: float | None) -> Exception:
+def status_in(codes: Sequence[str]) -> int:
+    """The HTTP status that the codes of an error inside a 200 stand for; unknown is 502."""
+    for code in codes:
+        if re.fullmatch(r"[45]\d\d", code):
+            return int(code)
+    text = " ".join(codes)
+    return next((status for status, pattern in STATUS_WORDS if pattern.search(text)), 502)
+
+
+def error_in(name: str, value: Mapping[str, Any]) -> Any:
+    """The error that an event holds, None when it is a piece of a reply."""
+    choices = value.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    if isinstance(first, dict) and first.get("error"):
+        return first["error"]
+    flat = "choices" not in value and (
+        value.get("object") == "error"
+        or "detail" in value
+        or ("message" in value and ("code" in value or "type" in value))
+    )
+    return value if value.get("error") or name == "error" or flat else None
+
+
+def classify(status: int, body: Any, after: float | None = None) -> ProviderError | Transient:
     """The error that an answer with this status and body means."""
-    message, code = error_text(body)
-    words = message or f"HTTP {status}"
-    if OVERFLOW.search(f"{code} {message}"):
-        return ContextOverflow(f"the request is larger than the model's window: {words}", status)
-    if status in (401, 403):
-        return KeyRefused(f"the key was refused ({status}): {words}", status)
-    worth = status in (408, 409, 429) or status >= 500
-    if worth and code not in FATAL_CODES and "CERTIFICATE_VERIFY_FAILED" not in message:
-        return Transient(f"{status}: {words}", after)
-    return ProviderError(f"the server refused the request ({status}): {words}", status)
+    error = kind_of_error(status, body, after)
+    unset = re.sub(r'"\w+":null,?', "", encode(body))  # a null there is not what it complains of
+    error.told = f"{unset} {error}"
+    return error
 
 
-def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds that the server asks to wait: `retry-after-ms`, or Retry-After as number or date."""
+def kind_of_error(status: int, body: Any, after: float | None) -> ProviderError | Transient:
+    """The first kind in the tables that fits; what none knows is decided by the status."""
+    words = clean(error_words(body))[:2000]
+    codes = error_codes(body)
+    text = f"{' '.join(codes)} {words}"
+    said = f"({status}): {words or 'no reason given'}"
+    size = SIZE_OF_REQUEST.search(words)
+    if status == 402 or QUOTA.search(" ".join(codes)):
+        return ProviderError(f"no quota or credit left {said}", status)
+    if OVERFLOW.search(text) or (size and int(size[2]) > int(size[1])):
+        limit = 0 if size else limit_in(f"{words} {encode(body)}")
+        return ContextOverflow(f"the request is larger than the window {said}", status, limit)
+    if status in (401, 403) or (status < 500 and status != 429 and KEY_WORDS.search(words)):
+        return KeyRefused(f"the key was refused {said}", status)
+    if FILTERED.search(" ".join(codes)):
+        return ProviderError(f"blocked by the provider's content filter {said}", status)
+    if status >= 500 and PERMANENT.search(words):
+        return ProviderError(f"the server can not take the request {said}", status)
+    if status in (408, 409, 429) or status >= 500 or AGAIN.search(" ".join(codes)):
+        return Transient(f"{status}: {words or 'no reason given'}", after)
+    return ProviderError(f"the server refused the request {said}", status)
+
+
+def limit_in(text: str) -> int:
+    """The window's size in tokens, where the text of an overflow tells it; else 0."""
+    for pattern in LIMITS:
+        found = pattern.search(text)
+        if found and int(found[1]) >= 256:
+            return int(found[1])
+    return 0
+
+
+def retry_after(headers: Mapping[str, str], now: float, status: int = 429) -> float | None:
+    """Seconds that the server asks to wait, None when it does not say.
+
+    In this order: a header in milliseconds, Retry-After, and at 429 the latest reset of a limit
+    that is exhausted.
+    """
+    lower = {name.lower(): value.strip() for name, value in headers.items()}
+    for name in ("retry-after-ms", "x-ms-retry-after-ms"):
+        if re.fullmatch(r"\d+(\.\d+)?", lower.get(name, "")):
+            return float(lower[name]) / 1000
+    told = wait_in(lower.get("retry-after", ""), now)
+    if told is not None or status != 429:
+        return told
+    waits = []
+    for name, value in lower.items():
+        left = lower.get(name.replace("reset", "remaining"), "0")
+        if "ratelimit" in name and "reset" in name and left in ("0", "0.0"):
+            waits.append(wait_in(value, now))
+    return max((wait for wait in waits if wait is not None), default=None)
+
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def wait_in(text: str, now: float) -> float | None:
+    """Seconds from `7`, `1m30s`, `250ms`, an epoch in s or ms, an HTTP or ISO date; else None."""
+    from datetime import UTC, datetime
     from email.utils import parsedate_to_datetime
 
-    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        text = (headers.get(name) or "").strip()
-        if re.fullmatch(r"\d+(\.\d*)?", text):
-            return float(text) * unit
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
-    except ValueError:
-        return None
+    if re.fullmatch(r"\d+(\.\d*)?", text):
+        number = float(text)
+        moment = number / 1000 if number > 1e11 else number
+        return max(0.0, moment - now) if number > 1e9 else number
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text)
+    if parts and "".join(a + b for a, b in parts) == text:
+        return sum(float(number) * UNITS[unit] for number, unit in parts)
+    for parse in (parsedate_to_datetime, datetime.fromisoformat):
+        try:
+            found = parse(text)
+            aware = found if found.tzinfo else found.replace(tzinfo=UTC)
+            return max(0.0, aware.timestamp() - now)
+        except ValueError:
+            continue
+    return None
 
 
 def retry_delay(attempt: int, after: float | None, jitter: float) -> float:
@@ -1419,41 +1808,113 @@ def is_local(url: str) -> bool:
 
 
 ROLE_KEYS = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}
+EXTRA_KEYS = ("reasoning_content", "reasoning", "reasoning_details")
+LIST_CHANGES = {"alternate", "flatten", "flatten_unsigned", "named_results"}
+BRIDGE = "(understood)"
 
 
 def project(message: Message, origin: tuple[str, str], learned: Iterable[str] = ()) -> Message:
     """A stored message as this endpoint takes it; the same object when nothing differs.
 
-    `origin` is (endpoint, model): reasoning goes back only to where it came from.
+    `origin` is (endpoint, model): reasoning and foreign keys go back only to where they came from.
     """
-    private = message.get("_")
-    private = private if isinstance(private, dict) else {}
+    role, private = message["role"], object_in(message, "_")
     at_home = (private.get("endpoint"), private.get("model")) == origin
-    keep = ["role", "content", *ROLE_KEYS.get(message["role"], ())]
-    if message["role"] == "assistant" and at_home and "no_reasoning" not in learned:
-        keep += ["reasoning_content", "reasoning"]
+    at_home = at_home and "no_extras" not in learned
+    keep = ["role", "content", *ROLE_KEYS.get(role, ())]
+    keep += [key for key in EXTRA_KEYS if role == "assistant" and at_home and fits(message, key)]
     sent = {key: message[key] for key in message if key in keep}
-    for key in ("reasoning_content", "reasoning"):
-        if key in sent and not isinstance(sent[key], str):
-            sent.pop(key)
-    if sent.get("tool_calls"):
-        sent["content"] = sent.get("content") or None
-        sent["tool_calls"] = [project_call(call, at_home) for call in sent["tool_calls"]]
-    else:
-        sent.pop("tool_calls", None)
-    if sent.get("role") == "tool":
-        sent["content"] = sent["content"] or "(no output)"
+    calls = sent.pop("tool_calls", None)
+    if calls:
+        sent["tool_calls"] = [project_call(call, at_home, learned) for call in calls]
+    if role == "tool" and "short_ids" in learned:
+        sent["tool_call_id"] = short_id(sent["tool_call_id"])
+    if calls and "empty_reasoning" in learned:
+        sent.setdefault("reasoning_content", "")
+    sent["content"] = project_content(sent, learned)
     return message if sent == message else sent
 
 
-def project_call(call: Message, at_home: bool) -> Message:
-    """A call as it is sent: a name that servers accept, foreign keys only back to their origin."""
+def fits(message: Message, key: str) -> bool:
+    """Whether an extra key has the type that servers take."""
+    return isinstance(message.get(key), list if key == "reasoning_details" else str)
+
+
+def project_content(message: Message, learned: Iterable[str]) -> str | None:
+    """Content as the server wants it: null or "" beside calls, never empty elsewhere."""
+    content: str | None = message.get("content")
+    blank = not content or ("no_blank" in learned and not content.strip())
+    if message.get("tool_calls"):
+        if blank or "text_or_calls" in learned:
+            return "" if "null_to_text" in learned else None
+        return content
+    empty = {"tool": "(no output)", "assistant": "(no text)"}.get(message["role"], "(empty)")
+    return empty if blank else content
+
+
+def project_call(call: Message, at_home: bool, learned: Iterable[str]) -> Message:
+    """A call as it is sent: a name and an id that servers accept, foreign keys only at home."""
     function = call["function"]
     name = re.sub(r"[^A-Za-z0-9_-]", "_", function["name"])[:64] or "unknown"
-    if at_home and name == function["name"]:
+    call_id = short_id(call["id"]) if "short_ids" in learned else call["id"]
+    if at_home and (name, call_id) == (function["name"], call["id"]):
         return call
-    kept = dict(call) if at_home else {"id": call["id"], "type": "function"}
-    return {**kept, "function": {"name": name, "arguments": function["arguments"]}}
+    kept = dict(call) if at_home else {"type": "function"}
+    sent = {"name": name, "arguments": function["arguments"]}
+    return {**kept, "id": call_id, "function": sent}
+
+
+def short_id(call_id: str) -> str:
+    """Nine letters and digits, the same for the same id (Mistral wants exactly that)."""
+    import hashlib
+
+    if re.fullmatch(r"[A-Za-z0-9]{9}", call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+def project_list(messages: Sequence[Message], learned: Iterable[str]) -> list[Message]:
+    """Projected messages in the order and the roles that a server wants."""
+    names, made = dict[str, str](), list[Message]()
+    for message in messages:
+        unsigned = [c for c in calls_of(message) if "extra_content" not in c]
+        flat = "flatten" in learned or ("flatten_unsigned" in learned and bool(unsigned))
+        for call in calls_of(message):
+            names[call["id"]] = "" if flat else call["function"]["name"]
+        name = names.get(message.get("tool_call_id", ""), "")
+        if (calls_of(message) and flat) or (message["role"] == "tool" and not name):
+            made.append(as_text(message))
+        elif message["role"] == "tool" and "named_results" in learned:
+            made.append({**message, "name": name})
+        else:
+            made.append(message)
+    return merge_neighbours(made) if {"alternate", "flatten"} & set(learned) else made
+
+
+def as_text(message: Message) -> Message:
+    """A tool turn in words, for servers that refuse its shape."""
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"[result]\n{message['content']}"}
+    lines = [message.get("content") or ""]
+    for call in calls_of(message):
+        lines.append(f"[called {call['function']['name']} {call['function']['arguments']}]")
+    return {"role": "assistant", "content": "\n".join(line for line in lines if line)}
+
+
+def merge_neighbours(messages: Sequence[Message]) -> list[Message]:
+    """Equal neighbours joined, and a short reply between a result and a prompt."""
+    made: list[Message] = []
+    for message in messages:
+        last = made[-1] if made else {"role": ""}
+        if last["role"] == "tool" and message["role"] == "user":
+            made.append({"role": "assistant", "content": BRIDGE})
+        if last["role"] == message["role"] != "tool":
+            texts = [one.get("content") or "" for one in (last, message)]
+            joined = "\n\n".join(text for text in texts if text) or None
+            made[-1] = {**last, **message, "content": joined}
+        else:
+            made.append(message)
+    return made
 
 
 class Client:
@@ -1469,14 +1930,18 @@ class Client:
         jitter: Callable[[], float] | None = None,
     ) -> None:
         self.endpoint = settings.endpoint
+        self.window = settings.context  # tokens, 0: not told
         self.model = settings.model
         self.key = settings.api_key
         self.emit = emit
         self.sleep = sleep
         self.clock = clock
         self.jitter = jitter or (lambda: int.from_bytes(os.urandom(2)) / 65536)
-        self.learned: set[str] = set()
+        self._learned: dict[str, set[str]] = {}
+        self.reused = False  # the connection has carried a request before
+        self.warned = False
         self.partial = ""  # text of the reply that is on its way
+        self.half = ""  # of a surrogate pair
         self.quiet = False
         self.last_event = 0.0  # when data last came, keep-alive comments not counted
         self._projected: dict[int, tuple[Message, str]] = {}  # as Transcript keeps encodings
@@ -1502,6 +1967,11 @@ class Client:
         """The text without our key: servers quote it in errors."""
         return text.replace(self.key, "***") if len(self.key) > 3 else text
 
+    @property
+    def learned(self) -> set[str]:
+        """What this endpoint wants of requests for the present model (ADAPTATIONS)."""
+        return self._learned.setdefault(self.model, set())
+
     def body(self, transcript: Transcript, tools: str) -> bytes:
         """The encoded request; `tools` is a JSON list, "" for none. Messages come last."""
         origin = (self.endpoint, self.model)
@@ -1517,6 +1987,9 @@ class Client:
             parts.append('"stream_options":{"include_usage":true}')
         if tools:
             parts.append(f'"tools":{tools}')
+        if self.learned & LIST_CHANGES:
+            shaped = project_list([json.loads(line) for line in lines], self.learned)
+            lines = [encode(message) for message in shaped]
         parts.append(f'"messages":[{",".join(lines)}]')
         return ("{" + ",".join(parts) + "}").encode("utf-8", "replace")
 
@@ -1536,27 +2009,62 @@ class Client:
 
         `quiet`: its text is not reported and not kept when the user interrupts.
         """
-        attempt, adapted, self.quiet = 1, False, quiet
+        attempt, excused, self.quiet = 1, False, quiet
         while True:
-            self.partial = ""
+            self.partial = self.half = ""
+            body = self.body(transcript, tools)
             try:
-                return self._attempt(self.body(transcript, tools), offered)
+                reply = self._attempt(body, offered)
+                self._notice_cut_prompt(reply, body)
+                return reply
+            except (KeyRefused, ContextOverflow):
+                raise
             except ProviderError as error:
-                if adapted or error.status != 400 or not self._adapt(str(error)):
-                    raise
-                adapted = True
+                if not self._adapt(error.told, body, transcript, tools):
+                    raise self._full_window(error, body) from error
             except Transient as failure:
+                if failure.told and self._adapt(failure.told, body, transcript, tools, last=False):
+                    continue
+                if failure.stale and not excused:
+                    excused = True
+                    continue
                 self._wait(attempt, failure)
                 attempt += 1
 
-    def _adapt(self, message: str) -> bool:
-        for change, pattern in ADAPTATIONS:
-            if change not in self.learned and pattern.search(message):
-                self.learned.add(change)
-                self.forget_projection()
-                self.emit("notice", level="info", text=f"the server refused a field: {change}")
+    def _adapt(
+        self, told: str, body: bytes, transcript: Transcript, tools: str, *, last: bool = True
+    ) -> bool:
+        """Change the request as the answer asks; False when no row fits and changes anything."""
+        for change, pattern in ADAPTATIONS if last else ADAPTATIONS[:-1]:
+            known = change in self.learned or not pattern.search(told) or HOPELESS.search(told)
+            if known:
+                continue
+            self.learned.add(change)
+            self.forget_projection()
+            if self.body(transcript, tools) != body:
+                text = f"the server refused the form of the request; adapted: {change}"
+                self.emit("notice", level="info", text=text)
                 return True
+            self.learned.discard(change)
         return False
+
+    def _full_window(self, error: ProviderError, body: bytes) -> ProviderError:
+        """A bad request without a reason, with a window that is nearly full, is an overflow."""
+        full = self.window and len(body) // 4 > 0.85 * self.window
+        bare = error.status == 400 and type(error) is ProviderError
+        return ContextOverflow(str(error), error.status) if full and bare else error
+
+    def _notice_cut_prompt(self, reply: Reply, body: bytes) -> None:
+        """Ollama cuts a prompt that is too long without a word; its own count shows it."""
+        counted, estimate = reply.usage.get("prompt_tokens", 0), len(body) // 5
+        if self.warned or not 0 < counted < estimate / 2 or estimate < 4000:
+            return
+        self.warned = True
+        text = (
+            f"the server read only {counted} of about {estimate} tokens: its window is smaller"
+            " (Ollama: set OLLAMA_CONTEXT_LENGTH, and --context to the same)"
+        )
+        self.emit("notice", level="warning", text=text)
 
     def _wait(self, attempt: int, failure: Transient) -> None:
         reason = self.mask(str(failure))
@@ -1582,13 +2090,22 @@ class Client:
                 url, data=body, headers=headers, stream=True, timeout=times, allow_redirects=False
             ) as response:
                 self._check(response)
-                return self._read(response, offered)
+                reply = self._read(response, offered)
+                self.reused = True
+                return reply
         except requests.exceptions.SSLError as error:
             raise ProviderError(f"no secure connection to {url}: {error}") from error
         except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
             raise ProviderError(f"can not use {url}: {error}") from error
-        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
-            raise Transient(connection_reason(error, self.endpoint)) from error
+        except (
+            requests.exceptions.RequestException,
+            urllib3.exceptions.HTTPError,
+            zlib.error,
+        ) as error:
+            stale = self.reused and isinstance(error, requests.exceptions.ConnectionError)
+            stale = stale and not isinstance(error, requests.exceptions.Timeout)
+            self.reused = False
+            raise Transient(connection_reason(error, self.endpoint), stale=stale) from error
 
     def _check(self, response: requests.Response) -> None:
         """Raise for every answer that is not a 200 with something to read."""
@@ -1601,23 +2118,16 @@ class Client:
             raise self._failure(status, response.content, response.headers)
 
     def _failure(self, status: int, raw: bytes, headers: Mapping[str, str]) -> Exception:
-        text = self.mask(raw.decode("utf-8", "replace"))
+        text = self.mask(b"".join(inflate([raw])).decode("utf-8", "replace"))
         body = json_or_none(text)
         if body is None:
-            body = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text)).strip()[:500]
-        return classify(status, body, retry_after(headers, time.time()))
+            events = list(read_events(read_lines([text.encode("utf-8", "replace")])))
+            body = events[0][1] if events else re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", text))
+        return classify(status, body, retry_after(headers, time.time(), status))
 
     def _read(self, response: requests.Response, offered: Sequence[str]) -> Reply:
-        kind = response.headers.get("Content-Type", "")
-        if "html" in kind:
-            raise ProviderError(f"{self.endpoint} answered with a web page: check the base URL")
         resolver = Resolver(offered)
-        if "json" in kind:
-            whole = json_or_none(response.content)
-            self._take(resolver, "", whole if isinstance(whole, dict) else {})
-            resolver.done = True
-        else:
-            self._read_stream(response, resolver)
+        self._read_stream(response, resolver)
         reply = resolver.resolve()
         self._show_rest(text_of(reply.message["content"]))
         model = resolver.model or self.model
@@ -1625,26 +2135,41 @@ class Client:
         reply.message["_"]["usage"] = reply.usage
         return reply
 
+    def _show(self, text: str) -> None:
+        """Report text; half of a surrogate pair waits for the other half."""
+        text = self.half + text
+        self.half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+        text = text[: len(text) - len(self.half)]
+        self.partial += text
+        if text:
+            self.emit("text", text=clean(text))
+
     def _show_rest(self, content: str) -> None:
         """Text of a reply that was not shown as it came: further choices."""
-        rest = content.removeprefix(self.partial)
-        if self.partial and rest and rest != content and not self.quiet:
-            self.emit("text", text=clean(rest))
+        if content.startswith(self.partial) and content != self.partial and not self.quiet:
+            self.emit("text", text=clean(content[len(self.partial) :]))
 
     def _read_stream(self, response: requests.Response, resolver: Resolver) -> None:
+        """Feed the resolver. What the body is shows in its first byte, not in its headers."""
         import requests
         import urllib3
 
         self.last_event = self.clock()
+        lines = read_lines(inflate(self._chunks(response)))
         try:
-            for name, text in read_events(read_lines(self._chunks(response))):
-                self.last_event = self.clock()
+            first = next((line for line in lines if line.strip()), b"").removeprefix(
+                b"\xef\xbb\xbf"
+            )
+            if first.lstrip().startswith(b"<"):
+                raise ProviderError(f"{self.endpoint} sent a web page: check the base URL")
+            for name, text in read_events(itertools.chain([first], lines)):
                 if text.strip() == "[DONE]":
                     resolver.done = True
                     return
-                for value in json_values(text):
-                    self._take(resolver, name, value)
-        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError):
+                self._take(resolver, name, text)
+                if resolver.finish:
+                    shorten_patience(response)
+        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, zlib.error):
             if not resolver.finish:  # broken behind the end of the reply: nothing is lost
                 raise
 
@@ -1656,27 +2181,23 @@ class Client:
             if self.clock() - self.last_event > SILENCE_SECONDS:
                 raise Transient(f"no data for {SILENCE_SECONDS:.0f} s")
 
-    def _take(self, resolver: Resolver, name: str, value: dict[str, Any]) -> None:
+    def _take(self, resolver: Resolver, name: str, text: str) -> None:
         """One event into the resolver, its text to the screen. Errors inside a 200 are raised."""
-        choices = value.get("choices") or [{}]
-        first = choices[0] if isinstance(choices, list) else None
-        error = value.get("error") or (isinstance(first, dict) and first.get("error"))
-        if error or name == "error":
-            message, code = error_text({"error": error} if error else value)
-            status = int(code) if re.fullmatch(r"[1-5]\d\d", code) else 502
-            failure = {"error": {"message": self.mask(message), "code": code}}
-            raise classify(status, failure, None)
-        try:
-            text, thought = resolver.add(value)
-        except (AttributeError, TypeError, ValueError) as failure:
-            raise Transient("the server sent an event of an unknown shape") from failure
-        if self.quiet:
-            return
-        if thought:
-            self.emit("reasoning", text=clean(thought))
-        if text:
-            self.partial += text
-            self.emit("text", text=clean(text))
+        for value in json_values(text, name):
+            error = error_in(name, value)
+            if error is not None:
+                failure = classify(status_in(error_codes(error)), error)
+                raise masked(failure, self.mask)
+            if value.get("choices") or value.get("usage"):
+                self.last_event = self.clock()  # a sign of life that carries nothing is none
+            try:
+                shown, thought = resolver.add(value)
+            except (AttributeError, TypeError, ValueError) as failure:
+                raise Transient("the server sent an event of an unknown shape") from failure
+            if thought and not self.quiet:
+                self.emit("reasoning", text=clean(thought))
+            if shown and not self.quiet:
+                self._show(shown)
 
     def models(self) -> list[str]:
         """The model ids that the endpoint lists. Raises ProviderError."""
@@ -1721,17 +2242,35 @@ def json_or_none(raw: str | bytes) -> Any:
         return None
 
 
-def json_values(text: str) -> list[dict[str, Any]]:
+def json_values(text: str, name: str = "") -> list[dict[str, Any]]:
     """The objects in the data of one event; a spoiled one ends the attempt, chatter is skipped."""
     value = json_or_none(text)
     if isinstance(value, dict):
         return [value]
-    rows = [json_or_none(line) for line in text.split("\n")] if "\n" in text else []
-    if rows and all(isinstance(row, dict) for row in rows):
-        return rows
-    if text.lstrip().startswith("{"):
+    if isinstance(value, list):
+        return [item for item in value if isinstance(item, dict)]
+    if name == "error":
+        return [{"message": text}]
+    if text.lstrip().startswith(("{", "[")):
         raise Transient("the stream was spoiled on its way")
     return []
+
+
+GRACE_SECONDS = 2.0  # for what comes behind the end of a reply on a socket that stays open
+
+
+def shorten_patience(response: requests.Response) -> None:
+    """After the end of the reply nothing important follows: usage and [DONE], or silence."""
+    reader = getattr(getattr(response.raw, "_fp", None), "fp", None)
+    sock = getattr(getattr(reader, "raw", None), "_sock", None)
+    if sock is not None:
+        sock.settimeout(GRACE_SECONDS)
+
+
+def masked(error: ProviderError | Transient, mask: Callable[[str], str]) -> Exception:
+    """The error with its text masked."""
+    error.args = tuple(mask(part) if isinstance(part, str) else part for part in error.args)
+    return error
 
 
 def connection_reason(error: Exception, endpoint: str) -> str:

@@ -562,7 +562,8 @@ class Fault(Reply):
     """The faults: each method is one, its docstring says what the client sees.
 
     They take text and calls from the step and have something to say without. The letters are
-    the rows of a survey of what real servers send: A calls, B finish_reason, C bytes, E errors.
+    the rows of a survey of what real servers send: A calls, B finish_reason, C bytes,
+    D reasoning, E errors, F requests.
     """
 
     def __init__(self, step: Message, request: Recorded, server: FlakyServer) -> None:
@@ -595,6 +596,22 @@ class Fault(Reply):
     def _error(self, code: Any, message: str) -> Message:
         """The error that the step describes, else this one."""
         return {"code": self.step.get("code", code), "message": self.step.get("message", message)}
+
+    def _items(self, items: Iterable[Message]) -> Iterator[bytes]:
+        """A whole reply with one delta for each of these items of calls."""
+        return self._calling([{"tool_calls": [item]} for item in items])
+
+    def _refusal(self, wrong: bool, message: str) -> Actions:
+        """400 with this message if the request is wrong, else the reply of the step."""
+        return json_body(error_body(message), 400) if wrong else self.actions()
+
+    def _callers(self) -> list[Message]:
+        """The messages of the request that call."""
+        return [message for message in self.request["messages"] if _calls(message)]
+
+    def _followers(self) -> set[tuple[Any, Any]]:
+        """Every pair of roles that stand behind one another in the request."""
+        return set(itertools.pairwise(_role(message) for message in self.request["messages"]))
 
     # The stream ends too early, or never.
 
@@ -640,6 +657,10 @@ class Fault(Reply):
         """[DONE], but never a finish_reason (B6)."""
         return [*self.events(), *self.usage_events(), DONE]
 
+    def no_last_line_end(self) -> Actions:
+        """[DONE], but neither a line end nor a blank line behind it."""
+        return self.stream(done=DONE.rstrip())
+
     # The finish_reason does not fit.
 
     def length(self) -> Actions:
@@ -666,12 +687,30 @@ class Fault(Reply):
         """Text and finish_reason tool_calls, but no call (B12)."""
         return self.stream(reason="tool_calls")
 
+    def announced_nothing(self) -> Actions:
+        """finish_reason tool_calls, but neither text nor call (B12)."""
+        return self.stream([], "tool_calls")
+
+    def cut_call_labelled_whole(self) -> Actions:
+        """Half of a call's arguments, but finish_reason tool_calls (B5)."""
+        return self._calling(self.call_deltas(self._some())[:-2], "tool_calls")
+
+    def bare_error_finish(self) -> Actions:
+        """Half the text and finish_reason error without an error (B9)."""
+        return self.stream(half(self.deltas()), "error")
+
     def late_tail(self) -> Actions:
         """The second half of the text behind finish_reason stop (B13)."""
         deltas = self.deltas()
         first = half(deltas)
         yield from self.stream(first, "stop", done=b"")
         yield from [*map(self.event, deltas[len(first) :]), DONE]
+
+    def late_fragment(self) -> Actions:
+        """The last fragments of a call behind finish_reason tool_calls (B13)."""
+        deltas = content(words(self.given)) + self.call_deltas(self._some())
+        yield from self.stream(deltas[:-2], "tool_calls", done=b"")
+        yield from [*map(self.event, deltas[-2:]), DONE]
 
     def finish_with_fragment(self) -> Actions:
         """The last fragment of a call and the finish_reason in one chunk (B15)."""
@@ -685,6 +724,17 @@ class Fault(Reply):
         """An error object as an event of a 200 stream; code, message (C20)."""
         before = self.events() if self.given else []
         return [*before, sse({"error": self._error(502, "Upstream failed"), "choices": []})]
+
+    def error_string(self) -> Actions:
+        """An event whose error is a string; message (C20)."""
+        error = self._error(None, "model runner has unexpectedly stopped")
+        return [*(self.events() if self.given else []), sse({"error": error["message"]})]
+
+    def error_flat(self) -> Actions:
+        """An error without a key of that name as an event, as from vLLM; code, message (C20)."""
+        before = self.events() if self.given else []
+        error = self._error(500, "Failed inside")
+        return [*before, sse({"object": "error", "type": "InternalServerError"} | error), DONE]
 
     def error_event(self) -> Actions:
         """An event of the type error, without a key of that name; message (C21)."""
@@ -706,6 +756,14 @@ class Fault(Reply):
         """A whole JSON completion where a stream was asked for (C17)."""
         return json_body(self.completion())
 
+    def json_reply_as_stream(self) -> Actions:
+        """A whole JSON completion that is headed as a stream (C17)."""
+        return json_body(self.completion(), headers={"Content-Type": "text/event-stream"})
+
+    def json_lines(self) -> Actions:
+        """The events as bare lines of JSON, without data: and [DONE]."""
+        return (event[6:-1] for event in self.stream(done=b""))
+
     def html(self) -> Actions:
         """A login page with status 200 (C18)."""
         page = b"<!DOCTYPE html>\n<html><title>Log in</title><p>Please log in.</html>\n"
@@ -718,6 +776,14 @@ class Fault(Reply):
     def only_done(self) -> Actions:
         """A 200 stream with nothing but [DONE] (C19)."""
         return [DONE]
+
+    def only_comments(self) -> Actions:
+        """A 200 stream with nothing but comments (C19)."""
+        return [b": ping\n\n"] * 3
+
+    def overload_text(self) -> Actions:
+        """The words of an overload as the text of a good reply (E10)."""
+        return self.stream(content([OVERLOAD]))
 
     def empty_reply(self) -> Actions:
         """finish_reason stop, but no text and no call."""
@@ -736,10 +802,110 @@ class Fault(Reply):
         error = self._error("context_length_exceeded", said)
         return json_body(error_body(error["message"], code=error["code"]), 400)
 
+    def context_overflow_llama(self) -> Actions:
+        """400 exceed_context_size_error with n_ctx as from llama.cpp (E11)."""
+        said = "the request exceeds the available context size, try increasing it"
+        error = self._error(400, said) | {"type": "exceed_context_size_error"}
+        return json_body({"error": {**error, "n_prompt_tokens": 9001, "n_ctx": 8192}}, 400)
+
+    def too_large_for_a_minute(self) -> Actions:
+        """429 that looks like a rate limit, but no wait is long enough (E15)."""
+        said = "Request too large on tokens per minute (TPM): Limit 6000, Requested 14810"
+        body = error_body(said, "tokens", "rate_limit_exceeded")
+        return json_body(body, 429, {"Retry-After": "1"})
+
+    def usage_limit(self) -> Actions:
+        """429 that will not go away soon: usage_limit_reached (E3)."""
+        return json_body(error_body("The usage limit was reached.", "usage_limit_reached"), 429)
+
+    def prompt_filtered(self) -> Actions:
+        """400 content_filter as from Azure (B11)."""
+        said = "The response was filtered due to the prompt."
+        return json_body(error_body(said, "", "content_filter"), 400)
+
+    def error_list(self) -> Actions:
+        """400 whose body is a list, as from Gemini; code, message (E23)."""
+        return json_body([{"error": self._error(400, "Unknown name. Cannot find field.")}], 400)
+
+    def error_nested(self) -> Actions:
+        """400 with the real error as text inside the error, as from OpenRouter; message (E23)."""
+        raw = dumps({"error": self._error(400, "tools.0: bad schema")}).decode()
+        inner = {"code": 400, "message": "Provider returned error", "metadata": {"raw": raw}}
+        return json_body({"error": inner}, 400)
+
     def insufficient_quota(self) -> Actions:
         """429 that will not go away: insufficient_quota (E1)."""
         said = "You exceeded your current quota, please check your plan and billing details."
         return json_body(error_body(said, "insufficient_quota", "insufficient_quota"), 429)
+
+    # The request has to be changed; with `times: 2` the second one gets the reply.
+
+    def refuses_stream_options(self) -> Actions:
+        """400 for stream_options (C28)."""
+        said = "Unrecognized request argument supplied: stream_options"
+        return self._refusal("stream_options" in self.request, said)
+
+    def refuses_reasoning(self) -> Actions:
+        """400 for any form of reasoning in the history (D5)."""
+        keys = {key for message in self.request["messages"] for key in message if key in EXTRAS}
+        said = f"for 'role:assistant' the property '{', '.join(sorted(keys))}' is unsupported"
+        return self._refusal(bool(keys), said)
+
+    def wants_reasoning(self) -> Actions:
+        """400 if a message with calls lacks its reasoning_content (D3)."""
+        said = "The `reasoning_content` in the thinking mode must be passed back to the API."
+        return self._refusal(any("reasoning_content" not in m for m in self._callers()), said)
+
+    def wants_signatures(self) -> Actions:
+        """400 if a call lacks its extra_content (D9)."""
+        calls = [call for message in self._callers() for call in _calls(message)]
+        said = "Function call is missing a thought_signature in functionCall parts."
+        return self._refusal(any("extra_content" not in call for call in calls), said)
+
+    def wants_ids_of_nine(self) -> Actions:
+        """400 unless every call id is nine letters or digits, as from Mistral (A22)."""
+        ids = [str(call.get("id")) for message in self._callers() for call in _calls(message)]
+        odd = [i for i in ids if not re.fullmatch("[A-Za-z0-9]{9}", i)]
+        said = f"Tool call id was {odd[:1]} but must be a-z, A-Z, 0-9, with a length of 9."
+        return self._refusal(bool(odd), said)
+
+    def wants_short_ids(self) -> Actions:
+        """400 if a call id has more than 40 characters, as from OpenAI (A23)."""
+        ids = [str(call.get("id")) for message in self._callers() for call in _calls(message)]
+        said = "Invalid 'messages[2].tool_calls[0].id': string too long. The maximum length is 40."
+        return self._refusal(any(len(i) > 40 for i in ids), said)
+
+    def refuses_null_content(self) -> Actions:
+        """400 if the content of a message is null (F6)."""
+        null = any(message.get("content") is None for message in self.request["messages"])
+        return self._refusal(null, "Invalid value for 'content': expected a string, got null.")
+
+    def refuses_text_with_calls(self) -> Actions:
+        """400 if a message has both text and calls, as from Mistral (F7)."""
+        said = "Assistant message must have either content or tool_calls, but not both."
+        return self._refusal(any(message.get("content") for message in self._callers()), said)
+
+    def wants_alternating_roles(self) -> Actions:
+        """400 if two messages of the user or two of the assistant stand together (F12)."""
+        equal = {("user", "user"), ("assistant", "assistant")} & self._followers()
+        said = "Conversation roles must alternate user/assistant/user/assistant/..."
+        return self._refusal(bool(equal), said)
+
+    def refuses_user_after_tool(self) -> Actions:
+        """400 if a user message stands behind a result, as from Mistral (F13)."""
+        said = "Unexpected role 'user' after role 'tool'"
+        return self._refusal(("tool", "user") in self._followers(), said)
+
+    def refuses_tool_turns(self) -> Actions:
+        """400 for any call and any result in the history (F19)."""
+        said = "messages: tool_use ids were found without tool_result blocks"
+        return self._refusal(bool(self._callers()), said)
+
+    def wants_names_of_results(self) -> Actions:
+        """400 if a result lacks the name of its tool, as from Gemini."""
+        results = [m for m in self.request["messages"] if _role(m) == "tool"]
+        said = "GenerateContentRequest.contents[2].parts[0].function_response.name: Name is empty."
+        return self._refusal(any(not m.get("name") for m in results), said)
 
     # Bytes and framing.
 
@@ -765,6 +931,36 @@ class Fault(Reply):
             lines = json.dumps(json.loads(event[6:]), indent=0).split("\n")
             yield "".join(f"data: {line}\n" for line in lines).encode() + b"\n"
         yield DONE
+
+    def no_blank_lines(self) -> Actions:
+        """Every event is one line, and no blank line ends it."""
+        return (event[:-1] for event in self.stream())
+
+    def named_events(self) -> Actions:
+        """Every event has a name, an id and a ping before it."""
+        mark = b"event: ping\ndata: {}\n\nevent: message\nid: 1\nretry: 3000\n"
+        return (mark + event for event in self.stream())
+
+    def crlf_cut(self) -> Actions:
+        """Lines end with CR LF, and every CR ends a chunk (C14)."""
+        for event in self.stream():
+            yield from (line for line in re.split(rb"(?<=\r)", event.replace(b"\n", b"\r\n")))
+
+    def spliced(self) -> Actions:
+        """An event begins in the middle of another one (C7)."""
+        first, *rest = self.stream()
+        return [first, first.rstrip()[:-20] + rest[0], *rest[1:]]
+
+    def bad_utf8(self) -> Actions:
+        """A byte that is no UTF-8 in front of every text."""
+        key = b'"content":"'
+        return (event.replace(key, key + b"\xff") for event in self.stream())
+
+    def surrogates_cut(self) -> Actions:
+        """The two halves of an escaped character in two events."""
+        halves = [rb"\ud83d", rb"\ude00"]
+        parts = [self.event({"content": "?"}).replace(b"?", each) for each in halves]
+        return itertools.chain([*self.events(), *parts], self.ending("stop"))
 
     def bom(self) -> Actions:
         """A byte order mark before the first event (C16)."""
@@ -800,11 +996,39 @@ class Fault(Reply):
             yield packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH)
         yield packer.flush()
 
+    def gzip_announced(self) -> Actions:
+        """The body is compressed although nobody asked, and a header says so (C15)."""
+        headers = {"Content-Encoding": "gzip"}
+        return itertools.chain([Head(headers=headers)], self.gzip_unannounced())
+
     # The deltas of calls.
 
     def index_missing(self) -> Actions:
         """Two calls without any index (A1)."""
         return self._each(lambda item: item.pop("index"), 2)
+
+    def index_and_id_missing(self) -> Actions:
+        """Two calls with neither index nor id (A2)."""
+
+        def change(item: Message) -> None:
+            item.pop("index")
+            item.pop("id", None)
+
+        return self._each(change, 2)
+
+    def index_text(self) -> Actions:
+        """The index is a number in a string."""
+        return self._each(lambda item: item.update(index=str(item["index"])), 2)
+
+    def index_zero_without_ids(self) -> Actions:
+        """Two calls, each in one piece, both with index 0 and an empty id (A3)."""
+        calls = [{**call, "id": ""} for call in self._some(2)]
+        return self._calling([self.opening(0, c, c["function"]["arguments"]) for c in calls])
+
+    def one_event(self) -> Actions:
+        """Two whole calls in one event, as from Mistral."""
+        items = [{**call, "index": n} for n, call in enumerate(self._some(2))]
+        return self._calling([{"tool_calls": items}])
 
     def index_always_zero(self) -> Actions:
         """Two calls, each in one piece, both with index 0 (A3)."""
@@ -818,6 +1042,13 @@ class Fault(Reply):
     def id_missing(self) -> Actions:
         """Two calls without any id (A11)."""
         return self._each(lambda item: item.pop("id", None), 2)
+
+    def id_late(self) -> Actions:
+        """The id comes with the last fragment only (A7)."""
+        call = self._some()[0]
+        first, *rest = [delta["tool_calls"][0] for delta in self.call_deltas([call])]
+        opening = {key: value for key, value in first.items() if key != "id"}
+        return self._items([opening, *rest[:-1], {**rest[-1], "id": call["id"]}])
 
     def id_duplicate(self) -> Actions:
         """Two calls with the same id (A21)."""
@@ -843,6 +1074,18 @@ class Fault(Reply):
         more = [{"tool_calls": [{"index": 0, "function": {"name": part}}]} for part in rest]
         return self._calling([start, *more, *(self.fragment(0, p) for p in pieces(arguments))])
 
+    def name_late(self) -> Actions:
+        """The name comes behind the id, with the first fragment (A7)."""
+        first, second, *rest = [delta["tool_calls"][0] for delta in self.call_deltas(self._some())]
+        name = first["function"].pop("name")
+        return self._items(
+            [first, {**second, "function": {"name": name} | second["function"]}, *rest]
+        )
+
+    def name_empty(self) -> Actions:
+        """Every later fragment has an empty name (A8)."""
+        return self._each(lambda item: item["function"].setdefault("name", ""))
+
     def name_repeated(self) -> Actions:
         """Every fragment repeats the name."""
         name = self._some()[0]["function"]["name"]
@@ -857,6 +1100,17 @@ class Fault(Reply):
 
         return self._each(change)
 
+    def type_missing(self) -> Actions:
+        """No item has a type (A26)."""
+        return self._each(lambda item: item.pop("type", None))
+
+    def function_null(self) -> Actions:
+        """An item without a function and lists of no items between the fragments."""
+        items = [delta["tool_calls"][0] for delta in self.call_deltas(self._some())]
+        empty: list[Message] = [{"tool_calls": None}, {"tool_calls": []}]
+        null = [{"index": 0, "function": None}]
+        return self._calling([{"tool_calls": [i]} for i in items] + empty + [{"tool_calls": null}])
+
     def arguments_dict(self) -> Actions:
         """The arguments are an object, not a string (A15)."""
         return self._fragments(lambda arguments: [json.loads(arguments)])
@@ -864,6 +1118,20 @@ class Fault(Reply):
     def arguments_cumulative(self) -> Actions:
         """Every fragment repeats all before it, the last comes twice (A12)."""
         return self._fragments(lambda a: [*itertools.accumulate(pieces(a)), a])
+
+    def arguments_placeholder(self) -> Actions:
+        """An empty object before the real arguments (Anthropic behind a converter)."""
+        return self._fragments(lambda arguments: ["{}", *pieces(arguments)])
+
+    def arguments_of_two_calls(self) -> Actions:
+        """The objects of two calls under one index and id (A14)."""
+        return self._fragments(lambda arguments: [arguments, '{"path":"docs"}'])
+
+    def call_resent(self) -> Actions:
+        """The call in fragments, then once more as a whole (A13)."""
+        call = self._some()[0]
+        again = self.opening(0, call, call["function"]["arguments"])
+        return self._calling([*self.call_deltas([call]), again])
 
     def arguments_twice(self) -> Actions:
         """The whole arguments are sent twice."""
@@ -915,6 +1183,31 @@ class Fault(Reply):
         parts = [{"type": "thinking", "thinking": thought}, {"type": "text", "text": self.text}]
         return self.stream([{"content": parts}])
 
+    def reasoning_key(self) -> Actions:
+        """Reasoning under the name `reasoning` (D1)."""
+        thoughts = [{"reasoning": text} for text in words(self.step.get("reasoning", "Hm."))]
+        return self.stream(thoughts + content(words(self.text)) + self.call_deltas(self.calls))
+
+    def reasoning_details(self) -> Actions:
+        """Reasoning twice, also as fragments of a list; the signature comes last (D8)."""
+        block = {"type": "reasoning.text", "index": 0}
+        thoughts = [
+            {"reasoning": text, "reasoning_details": [{**block, "text": text}]}
+            for text in words(self.step.get("reasoning", "Hm."))
+        ]
+        thoughts.append({"reasoning_details": [{**block, "signature": "c2lnbmF0dXJl"}]})
+        return self.stream(thoughts + content(words(self.text)) + self.call_deltas(self.calls))
+
+    def message_beside_delta(self) -> Actions:
+        """Every event also has the message so far, the last one with an empty delta."""
+        said = ""
+        for text in [*words(self.text), ""]:
+            said += text
+            message = {"role": "assistant", "content": said}
+            delta = {"content": text} if text else {}
+            yield sse(self.chunk([{"index": 0, "delta": delta, "message": message}]))
+        yield from self.stream(self.call_deltas(self.calls))
+
     def think_tags(self) -> Actions:
         """Reasoning in <think> tags inside the text, the tags cut in two (D10)."""
         text = f"<think>{self.step.get('reasoning', 'Hm.')}</think>{self.text}"
@@ -932,6 +1225,12 @@ class Fault(Reply):
             yield from [self.event({"content": "other "}, index=1), self.event(delta)]
         yield from [self.event({}, "stop", index=1), *self.ending("stop")]
 
+    def nulls_for_choices(self) -> Actions:
+        """Events whose choices, choice or delta is null between the deltas (C23)."""
+        nulls = [{"choices": None}, {"choices": [None]}, {"choices": [{"index": 0, "delta": None}]}]
+        for event in self.stream():
+            yield from [*map(sse, nulls), event]
+
     def usage_first_chunk_empty_choices(self) -> Actions:
         """The first chunk has no choices, but a filter report and usage (C23)."""
         first = sse(self.chunk([], prompt_filter_results=[], usage=self.usage()))
@@ -942,6 +1241,8 @@ CALLS = [
     {"name": "read_file", "arguments": {"path": "README.md"}},
     {"name": "list_files", "arguments": {"path": "."}},
 ]
+EXTRAS = ("reasoning", "reasoning_content", "reasoning_details")
+OVERLOAD = "Selected model is at capacity. Please try a different model."
 EMOJI = "Grüße, 世界 \N{WHITE HEAVY CHECK MARK} \N{WAVING HAND SIGN}\U0001f3fd!"
 FAULTS: dict[str, Callable[[Fault], Actions]] = {
     name: method for name, method in vars(Fault).items() if not name.startswith("_")

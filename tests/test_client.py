@@ -32,7 +32,8 @@ from agent import (
     Transcript,
     TryLater,
     build_agent,
-    error_text,
+    error_codes,
+    error_words,
     read_events,
     read_lines,
     tool,
@@ -918,7 +919,7 @@ def test_a_request_that_is_too_large_is_recognised_by_its_code(step: dict[str, A
     ],
 )
 def test_the_words_of_an_error_are_found_in_every_shape(body: Any, expected: Any) -> None:
-    assert error_text(body) == expected
+    assert (error_words(body), (error_codes(body) + [""])[0]) == expected
 
 
 def test_the_words_of_a_provider_behind_a_router_are_found() -> None:
