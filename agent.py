@@ -121,17 +121,25 @@ class Provider:
     base_url: str
     key_name: str = ""  # the environment variable that holds the key; "": none needed
     model: str = ""  # default model; "": the first that /models lists
+    quirks: tuple[str, ...] = ()  # what ADAPTATIONS would learn from its refusals, known before
 
 
 PROVIDERS = {
     "openai": Provider("https://api.openai.com/v1", "OPENAI_API_KEY", "gpt-4.1"),
-    "openrouter": Provider("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", "openrouter/auto"),
+    "openrouter": Provider(
+        "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", "openrouter/auto", ("cache_marks",)
+    ),
     "groq": Provider("https://api.groq.com/openai/v1", "GROQ_API_KEY", "openai/gpt-oss-120b"),
     "nvidia": Provider(
         "https://integrate.api.nvidia.com/v1", "NVIDIA_API_KEY", "openai/gpt-oss-120b"
     ),
     "deepseek": Provider("https://api.deepseek.com/v1", "DEEPSEEK_API_KEY", "deepseek-chat"),
-    "mistral": Provider("https://api.mistral.ai/v1", "MISTRAL_API_KEY", "mistral-large-latest"),
+    "mistral": Provider(
+        "https://api.mistral.ai/v1",
+        "MISTRAL_API_KEY",
+        "mistral-large-latest",
+        ("short_ids", "alternate"),
+    ),
     "gemini": Provider(
         "https://generativelanguage.googleapis.com/v1beta/openai",
         "GEMINI_API_KEY",
@@ -172,6 +180,7 @@ class Settings:
     bare: bool = False
     save_session: bool = True
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)  # by variable, for /provider
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -194,11 +203,6 @@ class Settings:
         """The root of the API, without a slash at its end."""
         row = PROVIDERS[self.provider or "openai"]
         return (self.base_url or row.base_url).rstrip("/")
-
-    @property
-    def window(self) -> int:
-        """The context window in tokens, told or assumed."""
-        return self.context or DEFAULT_CONTEXT
 
 
 def is_web_address(url: str) -> bool:
@@ -313,9 +317,13 @@ def choose_endpoint(
     if root and not provider:
         provider = next((n for n, row in PROVIDERS.items() if row.base_url == root), "")
     row = PROVIDERS.get(provider or ("" if root else "openai"), Provider(root))
+    return {"provider": provider, "base_url": base_url, "api_key": find_key(row, environ)}
+
+
+def find_key(row: Provider, environ: Mapping[str, str]) -> str:
+    """The key for a provider: AGENT_API_KEY, its own variable, OPENAI_API_KEY."""
     names = ("AGENT_API_KEY", row.key_name, "OPENAI_API_KEY")
-    key = next((environ[name] for name in names if name and environ.get(name)), "")
-    return {"provider": provider, "base_url": base_url, "api_key": key.strip()}
+    return next((environ[name] for name in names if name and environ.get(name)), "").strip()
 
 
 class Parser(argparse.ArgumentParser):
@@ -412,6 +420,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, arg
         given[name] = (*config.get(name, ()), *given.get(name, ()))
     layers = [config, read_environment(merged), given]
     values = {**layers[0], **layers[1], **layers[2], **choose_endpoint(layers, merged)}
+    values["keys"] = {name: merged[name] for name in KEY_NAMES if merged.get(name)}
     kept = not flags.no_session
     return Settings(**values, unattended=flags.yes, save_session=kept, environ=dict(environ)), flags
 
@@ -1832,6 +1841,10 @@ def project(message: Message, origin: tuple[str, str], learned: Iterable[str] = 
     if calls and "empty_reasoning" in learned:
         sent.setdefault("reasoning_content", "")
     sent["content"] = project_content(sent, learned)
+    if role == "system" and "cache_marks" in learned and origin[1].startswith("anthropic/"):
+        # Anthropic caches up to a mark; on the system message it never moves (T8).
+        part = {"type": "text", "text": sent["content"], "cache_control": {"type": "ephemeral"}}
+        sent["content"] = [part]
     return message if sent == message else sent
 
 
@@ -1970,7 +1983,9 @@ class Client:
     @property
     def learned(self) -> set[str]:
         """What this endpoint wants of requests for the present model (ADAPTATIONS)."""
-        return self._learned.setdefault(self.model, set())
+        rows = PROVIDERS.values()
+        known = next((row.quirks for row in rows if row.base_url == self.endpoint), ())
+        return self._learned.setdefault(self.model, set(known))
 
     def body(self, transcript: Transcript, tools: str) -> bytes:
         """The encoded request; `tools` is a JSON list, "" for none. Messages come last."""
@@ -2221,6 +2236,29 @@ class Client:
             reason = self.mask(connection_reason(error, self.endpoint))
             raise ProviderError(f"{self.endpoint} lists no models ({reason})") from error
 
+    def read_window(self) -> int:
+        """Ask the endpoint for the model's window in tokens; 0 when it does not tell."""
+        root = self.endpoint.removesuffix("/v1")
+        asked: list[tuple[str, Any]] = [(f"{self.endpoint}/models", None)]
+        if is_local(self.endpoint):
+            asked += [(f"{root}/api/show", {"model": self.model}), (f"{root}/props", None)]
+        for url, question in asked:
+            self.window = self.window or window_in(self._ask(url, question), self.model)
+        return self.window
+
+    def _ask(self, url: str, question: Any) -> Any:
+        """The JSON of a side question, None when there is none."""
+        import requests
+
+        method = "GET" if question is None else "POST"
+        try:
+            answer = self.session().request(
+                method, url, json=question, timeout=SIDE_SECONDS, allow_redirects=False
+            )
+            return json_or_none(answer.content) if answer.status_code == 200 else None
+        except requests.exceptions.RequestException:
+            return None
+
     def first_model(self) -> str:
         """The model of an endpoint that has no default. Raises ProviderError."""
         listed = self.models()
@@ -2254,6 +2292,37 @@ def json_values(text: str, name: str = "") -> list[dict[str, Any]]:
     if text.lstrip().startswith(("{", "[")):
         raise Transient("the stream was spoiled on its way")
     return []
+
+
+SIDE_SECONDS = 3.0  # for a question that only helps
+WINDOW_KEYS = (
+    "loaded_context_length",
+    "context_length",
+    "max_model_len",
+    "context_window",
+    "max_context_length",
+    "n_ctx",
+)
+
+
+def window_in(answer: Any, model: str) -> int:
+    """The window in an answer of /models, Ollama's /api/show or llama.cpp's /props; 0: not told."""
+    if not isinstance(answer, dict):
+        return 0
+    rows = answer.get("data")
+    if isinstance(rows, list):
+        rows = [row for row in rows if isinstance(row, dict)]
+        mine = [row for row in rows if row.get("id") == model]
+        return window_in((mine or [{}])[0], model)
+    set_by_user = re.search(r"num_ctx\s+(\d+)", str(answer.get("parameters") or ""))
+    if set_by_user:
+        return int(set_by_user[1])
+    inner = ("default_generation_settings", "model_info", "meta", "limits")
+    for place in (answer, *(object_in(answer, key) for key in inner)):
+        for key, value in place.items():
+            if key.rpartition(".")[2] in WINDOW_KEYS and isinstance(value, int) and value >= 256:
+                return value
+    return 0
 
 
 GRACE_SECONDS = 2.0  # for what comes behind the end of a reply on a socket that stays open
@@ -4213,6 +4282,7 @@ The older part:
 
 {text}"""
 SUMMARY_HEAD = "[Hand-over note written by you; the older messages were removed from your view]\n"
+WINDOW_MATTERS = 6000  # tokens; below this no window is asked for
 KEPT_SHARE = 0.5  # of the conversation stays verbatim in a compaction
 
 
@@ -4296,6 +4366,7 @@ class Agent:
         self.limit = 0  # of steps for this prompt; 0: none
         self.nudges = 0  # replies of this turn that were neither calls nor an answer
         self.streak: list[tuple[str, str, str]] = []  # equal calls with equal results, in a row
+        self.window_asked = False
         self.compact_floor = 0.0  # below this size another pass would free nothing
         self.save_failed = False
 
@@ -4328,6 +4399,22 @@ class Agent:
         """Go on with another model of the same endpoint."""
         self.client.model = self.session.header["model"] = model
         self.client.forget_projection()
+
+    def set_provider(self, name: str) -> None:
+        """Go on with another provider and its default model. Raises UsageError, ProviderError."""
+        row = PROVIDERS.get(name)
+        if row is None:
+            raise UsageError(f"provider {name!r} is not one of: {', '.join(PROVIDERS)}")
+        key = find_key(row, self.settings.keys)
+        if not key and not is_local(row.base_url):
+            raise KeyRefused(f"no key for {name}: set {row.key_name}")
+        changes = {"provider": name, "base_url": "", "api_key": key, "model": row.model}
+        settings = dataclasses.replace(self.settings, **changes)
+        client = Client(settings, self.emit, sleep=self.client.sleep)
+        client.model = row.model or client.first_model()
+        self.client.close()
+        self.settings, self.client, self.window_asked = settings, client, False
+        self.session.header.update(model=client.model, base_url=client.endpoint)
 
     def system_text(self) -> str:
         """The system prompt: built at start, on resume and after compaction, never in between."""
@@ -4407,7 +4494,7 @@ class Agent:
         if self.over_size():
             self.compact()
         last = 0 < self.limit <= self.turns
-        reply = self.client.complete(self.transcript, self.tools_json, list(self.tools))
+        reply = self.ask_model()
         self.count(reply)
         calls = self.store(reply)
         if last:
@@ -4423,6 +4510,19 @@ class Agent:
         self.note_budget()
         self.save()
         return None
+
+    def ask_model(self) -> Reply:
+        """One reply; a request that is too large for the window is compacted and sent once more."""
+        offered = list(self.tools)
+        try:
+            return self.client.complete(self.transcript, self.tools_json, offered)
+        except ContextOverflow as error:
+            if error.limit:
+                self.client.window = error.limit
+            self.emit("notice", level="warning", text=str(error))
+            if not self.compact():
+                raise
+        return self.client.complete(self.transcript, self.tools_json, offered)
 
     def store(self, reply: Reply) -> list[Call]:
         """Put a reply into the transcript; returns the calls that may run."""
@@ -4664,8 +4764,15 @@ class Agent:
         """How large the next request is, in the unit of compact_at."""
         if self.settings.compact_at > 1:
             return float(sum(len(line) for line in self.transcript.lines()))
-        tools = estimate_tokens(self.tools_json)
-        return (self.transcript.tokens() + tools) / self.settings.window
+        tokens = self.transcript.tokens() + estimate_tokens(self.tools_json)
+        return tokens / self.window(tokens)
+
+    def window(self, tokens: int = sys.maxsize) -> int:
+        """The window in tokens: told, read from the endpoint once it matters, or assumed."""
+        if not self.client.window and tokens > WINDOW_MATTERS and not self.window_asked:
+            self.window_asked = True
+            self.client.read_window()
+        return self.client.window or DEFAULT_CONTEXT
 
     def over_size(self) -> bool:
         """Whether to compact before the next request; after a poor pass only when it grew."""
@@ -4897,6 +5004,18 @@ class Screen:
         """A request is tried again."""
         again = "; the reply starts again" if restarts_reply else ""
         self.line(f"retry {attempt} of {of} in {delay:.1f} s: {visible(reason)}{again}")
+
+    def countdown(self, seconds: float) -> None:
+        """Wait, and show on a terminal how long still."""
+        end = time.monotonic() + seconds
+        try:
+            while (left := end - time.monotonic()) > 0:
+                if self.err.isatty() and seconds > 2:
+                    self.write(self.err, f"\r  {left:.0f} s ")
+                time.sleep(min(1.0, left))
+        finally:
+            if self.err.isatty() and seconds > 2:
+                self.write(self.err, f"\r{' ' * 12}\r")
 
     def on_notice(self, level: str, text: str) -> None:
         """Something the user should know."""
@@ -5156,9 +5275,20 @@ class Repl:
         self.screen.line("Ctrl-C      ends the turn; Ctrl-D leaves")
 
     def do_model(self, argument: str) -> None:
-        """show or change the model: /model ID"""
+        """show or change the model: /model [ID]"""
         if argument:
             self.agent.set_model(argument)
+        else:
+            for name in self.agent.client.models():
+                self.screen.line(f"  {visible(name)}")
+        self.screen.line(f"model: {self.agent.client.model} at {self.agent.client.endpoint}")
+
+    def do_provider(self, argument: str) -> None:
+        """show the providers or change to one: /provider [NAME]"""
+        if argument:
+            self.agent.set_provider(argument)
+        else:
+            self.screen.line(f"  {', '.join(PROVIDERS)}")
         self.screen.line(f"model: {self.agent.client.model} at {self.agent.client.endpoint}")
 
     def do_mode(self, argument: str) -> None:
@@ -5172,8 +5302,8 @@ class Repl:
     def do_status(self, _: str) -> None:
         """show model, mode, session and context"""
         agent = self.agent
-        tokens, window = agent.transcript.tokens(), agent.settings.window
-        told = "" if agent.settings.context else "~"
+        tokens, window = agent.transcript.tokens(), agent.window()
+        told = "" if agent.client.window else "~"
         self.screen.line(f"model: {agent.client.model} at {agent.client.endpoint}")
         self.screen.line(f"mode: {agent.mode}; sandbox: {SANDBOX_STATE}")
         self.screen.line(f"session: {agent.session.id}, {len(agent.transcript.messages)} messages")
@@ -5233,6 +5363,7 @@ def build_agent(
     emit: Emit | None = None,
     ask: Callable[[Question], str | None] | None = None,
     session: Session | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Agent:
     """An agent that is ready to run prompts. Raises UsageError, SessionError, ProviderError.
 
@@ -5242,7 +5373,7 @@ def build_agent(
     report = guarded(emit or (lambda kind, **data: None))
     root = workspace_root(settings)
     make_policy(settings, settings.mode)  # refuses what is no rule
-    client = Client(settings, report)
+    client = Client(settings, report, sleep=sleep)
     client.model = settings.model or known_model(session, client) or client.first_model()
     workspace = Workspace(root, settings.environ)
     shell = ShellTools(workspace, report)
@@ -5436,7 +5567,7 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
         emit = JsonScreen(sys.stdout, screen, only_result=flags.output_format == "json").emit
     ask = person.ask if there else None
     session = choose_session(settings, flags, root, screen, ask)
-    agent = build_agent(settings, emit=emit, ask=ask, session=session)
+    agent = build_agent(settings, emit=emit, ask=ask, session=session, sleep=screen.countdown)
     flags.began = True
     try:
         if one_shot:
