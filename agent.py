@@ -4408,8 +4408,8 @@ class Agent:
         key = find_key(row, self.settings.keys)
         if not key and not is_local(row.base_url):
             raise KeyRefused(f"no key for {name}: set {row.key_name}")
-        changes = {"provider": name, "base_url": "", "api_key": key, "model": row.model}
-        settings = dataclasses.replace(self.settings, **changes)
+        changes: dict[str, Any] = {"provider": name, "base_url": "", "api_key": key}
+        settings = dataclasses.replace(self.settings, **changes, model=row.model)
         client = Client(settings, self.emit, sleep=self.client.sleep)
         client.model = row.model or client.first_model()
         self.client.close()

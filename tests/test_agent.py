@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,16 @@ from typing import Any
 
 import pytest
 
-from agent import Agent, Settings, build_agent, problems, tool
+from agent import (
+    Agent,
+    Session,
+    Settings,
+    Transcript,
+    UsageError,
+    build_agent,
+    problems,
+    tool,
+)
 from flaky_server import FlakyServer
 
 INTERRUPTED = "interrupted: this may have run in part"
@@ -313,6 +323,41 @@ def test_after_a_failed_request_the_next_prompt_is_sent(stage: Callable[..., Sta
     assert users(one.sent()) == ["one", "two"]
 
 
+@pytest.mark.parametrize("prompt", [None, 5, b"x", ["a"]], ids=repr)
+def test_a_prompt_that_is_no_text_is_refused_and_the_next_one_is_taken(
+    stage: Callable[..., Stage], prompt: Any
+) -> None:
+    one = stage(["hello"])
+    with pytest.raises(UsageError, match="text"):
+        one.run(prompt)
+    assert (one.run("hi").text, users(one.sent())) == ("hello", ["hi"])
+
+
+@pytest.mark.parametrize("depth", [600, 3000])
+def test_arguments_that_are_nested_without_end_are_an_error_for_the_model(
+    stage: Callable[..., Stage], depth: int
+) -> None:
+    raw = '{"text": ' + "[" * depth + "]" * depth + "}"
+    one = stage([{"call": "echo", "arguments": raw}, "done"], tools=[echo])
+    assert one.run().text == "done"
+    (text,) = results(one.sent())
+    assert text.startswith("error: ")
+
+
+def test_a_tool_that_would_end_the_program_is_an_error_and_the_turn_goes_on(
+    stage: Callable[..., Stage],
+) -> None:
+    @tool(needs="read")
+    def leave() -> str:
+        """Leave."""
+        sys.exit(3)
+
+    calls = [{"name": name, "arguments": {}} for name in ("leave", "echo")]
+    one = stage([{"calls": calls}, "done"], tools=[leave, echo])
+    assert one.run().text == "done"
+    assert results(one.sent()) == ["error: the tool tried to end the program", "(no output)"]
+
+
 # -- seal first, fill in after
 
 
@@ -499,6 +544,34 @@ def test_a_cancelled_turn_does_not_cancel_the_next(stage: Callable[..., Stage]) 
     assert (result.status, result.exit_code, results(one.messages)[1]) == ("done", 0, "did a")
 
 
+class Interrupted(Session):
+    """A session whose first save behind a reply meets a Ctrl-C."""
+
+    met = False
+
+    def save(self, *, sync: bool = False) -> None:
+        """Save, and be interrupted once."""
+        super().save(sync=sync)
+        if not self.met and self.transcript.messages[-1]["role"] == "assistant":
+            self.met = True
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_during_the_save_behind_a_reply_keeps_its_text_once(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(["hello world", "next"])
+    first = one.agent.session
+    first.close()
+    session = Interrupted(Transcript(), first.header, first.folder)
+    one.agent.use_session(session)
+    result = one.run("hi")
+    assert (result.status, result.exit_code, session.met) == ("cancelled", 130, True)
+    texts = [message["content"] for message in one.saved()["messages"][1:]]
+    assert texts == ["hi", "hello world"]
+    assert one.run("again").text == "next"
+
+
 # -- approvals
 
 
@@ -668,6 +741,80 @@ def test_plan_mode_refuses_writes_and_goes_on(stage: Callable[..., Stage]) -> No
     result = one.run()
     assert results(one.sent())[0].startswith("denied: ")
     assert (result.status, asked, (one.root / "a").exists()) == ("done", [], False)
+
+
+@pytest.mark.parametrize(
+    ("step", "rule"),
+    [
+        pytest.param(write("AGENTS.md"), "write_file AGENTS.md", id="AGENTS.md"),
+        pytest.param(write(".env"), "write_file .env", id="secret"),
+        pytest.param({"call": "note", "arguments": {"text": "x"}}, "note AGENTS.md", id="note"),
+    ],
+)
+@pytest.mark.parametrize("ruled", [False, True], ids=["no rule", "a rule that names it"])
+def test_in_plan_mode_neither_a_person_nor_a_rule_makes_it_write(
+    stage: Callable[..., Stage], step: Any, rule: str, ruled: bool
+) -> None:
+    asked: list[Any] = []
+    allow = (rule,) if ruled else ()
+    one = stage([step, "done"], mode="plan", allow=allow, ask=lambda q: asked.append(q) or "y")
+    result = one.run()
+    assert results(one.sent()) == ["denied: plan mode only reads"]
+    assert (result.status, result.exit_code, asked) == ("done", 0, [])
+    assert [path.name for path in one.root.iterdir()] == [".agent"]
+
+
+@pytest.mark.parametrize("answer", [True, 1, b"y", ["y"], {"y": "y"}], ids=repr)
+def test_what_is_no_text_is_no_yes_and_the_turn_goes_on(
+    stage: Callable[..., Stage], answer: Any
+) -> None:
+    one = stage([write("a"), "done"], mode="ask", ask=lambda question: answer)
+    result = one.run()
+    assert (result.status, results(one.sent())) == ("done", ["denied: the user said no"])
+    assert not (one.root / "a").exists()
+
+
+def test_a_question_that_fails_is_no_yes_and_the_turn_goes_on(
+    stage: Callable[..., Stage], capsys: Any
+) -> None:
+    def ask(question: Any) -> str:
+        raise OSError("the terminal is gone")
+
+    calls = [{"name": "write_file", "arguments": {"path": n, "content": ""}} for n in "ab"]
+    one = stage([{"calls": calls}, "done"], mode="ask", ask=ask)
+    result = one.run()
+    assert (result.status, results(one.sent())) == ("done", ["denied: the user said no"] * 2)
+    assert [path.name for path in one.root.iterdir()] == [".agent"]
+    assert capsys.readouterr().err.count("the terminal is gone") == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        pytest.param(
+            write("new", ""), "--- /dev/null\n+++ b/new\n(an empty file)\n", id="an empty new file"
+        ),
+        pytest.param(
+            write("f", "one\n"),
+            "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-one\n\\ No newline at end of file\n+one\n",
+            id="a newline is added at the end",
+        ),
+        pytest.param(
+            write("g", "one"),
+            "--- a/g\n+++ b/g\n@@ -1 +1 @@\n-one\n+one\n\\ No newline at end of file\n",
+            id="the newline at the end goes away",
+        ),
+    ],
+)
+def test_a_change_that_can_hardly_be_seen_is_shown(
+    stage: Callable[..., Stage], step: Any, expected: str
+) -> None:
+    asked: list[str] = []
+    one = stage([step, "done"], mode="ask", ask=lambda q: asked.append(q.text) or "n")
+    (one.root / "f").write_text("one")
+    (one.root / "g").write_text("one\n")
+    one.run()
+    assert asked == [expected]
 
 
 # -- budgets and loops
@@ -852,6 +999,20 @@ def test_a_model_that_only_announces_calls_does_not_go_on_for_ever(
     one = stage([{"fault": "announced_missing_call", "text": "I look."}] * 20)
     one.run()
     assert len(one.server.requests) <= 5
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_an_empty_reply_at_the_end_of_the_budget_changes_nothing_that_was_sent(
+    stage: Callable[..., Stage], calls: int
+) -> None:
+    script = [*numbered_steps(calls), {"fault": "empty_reply"}, say("x"), "report"]
+    one = stage(script, tools=[echo], max_turns=calls + 1)
+    assert one.run().text == "report"
+    requests = one.server.requests
+    assert one.sent(calls) == one.sent(calls + 1)
+    assert len(requests) == calls + 3
+    for before, after in itertools.pairwise(requests):
+        assert after["messages"][: len(before["messages"])] == before["messages"]
 
 
 # -- compaction

@@ -737,6 +737,27 @@ def mapped(items: list[Any], **fixed: Any) -> list[Any]:
             id="null_fields",
         ),
         pytest.param("arguments_empty", [START], ["tool_calls"], id="arguments_empty"),
+        pytest.param("type_missing", FIRST, ["tool_calls"], id="type_missing"),
+        pytest.param("cut_call_labelled_whole", FIRST[:3], ["tool_calls"], id="cut as whole"),
+        pytest.param("late_fragment", FIRST, ["tool_calls"], id="late_fragment"),
+        pytest.param(
+            "name_empty", [START, *mapped(FIRST[1:], name="")], ["tool_calls"], id="name_empty"
+        ),
+        pytest.param(
+            "id_late",
+            [(0, "-", "ls", ""), *FIRST[1:-1], (0, "x", "-", "}")],
+            ["tool_calls"],
+            id="id_late",
+        ),
+        pytest.param(
+            "name_late",
+            [(0, "x", "-", ""), (0, "-", "ls", PARTS[0]), *FIRST[2:]],
+            ["tool_calls"],
+            id="name_late",
+        ),
+        pytest.param(
+            "call_resent", [*FIRST, (0, "x", "ls", '{"a":1}')], ["tool_calls"], id="call_resent"
+        ),
     ],
 )
 def test_the_items_of_one_call_are_as_the_fault_says(
@@ -751,6 +772,20 @@ def test_the_items_of_one_call_are_as_the_fault_says(
     [
         pytest.param("index_missing", mapped(FIRST + SECOND, index="-"), id="index_missing"),
         pytest.param("id_missing", mapped(FIRST + SECOND, id="-"), id="id_missing"),
+        pytest.param(
+            "index_and_id_missing", mapped(FIRST + SECOND, index="-", id="-"), id="neither"
+        ),
+        pytest.param(
+            "index_text", mapped(FIRST, index="0") + mapped(SECOND, index="1"), id="index_text"
+        ),
+        pytest.param(
+            "index_zero_without_ids",
+            [(0, "", "ls", '{"a":1}'), (0, "", "cat", '{"b":2}')],
+            id="index_zero_without_ids",
+        ),
+        pytest.param(
+            "one_event", [(0, "x", "ls", '{"a":1}'), (1, "y", "cat", '{"b":2}')], id="one_event"
+        ),
         pytest.param(
             "id_duplicate",
             mapped(FIRST[:1], id="exec:0")
@@ -785,6 +820,8 @@ def test_the_items_of_two_calls_are_as_the_fault_says(fault: str, expected: list
         pytest.param("arguments_twice", ['{"a":1}', '{"a":1}'], id="twice"),
         pytest.param("arguments_double_encoded", ['"{\\', '"a\\', '":1', '}"'], id="double"),
         pytest.param("arguments_malformed", ['{"', 'a"', ":1", ",,"], id="malformed"),
+        pytest.param("arguments_placeholder", ["{}", *PARTS], id="placeholder"),
+        pytest.param("arguments_of_two_calls", ['{"a":1}', '{"path":"docs"}'], id="of two calls"),
     ],
 )
 def test_the_arguments_are_as_the_fault_says(fault: str, fragments: list[Any]) -> None:
@@ -941,6 +978,74 @@ def test_a_redirect_leads_to_a_page_that_is_not_there() -> None:
     answer = once({"fault": "redirect"})
     assert [hop.status_code for hop in answer.history] == [302]
     assert (answer.status_code, answer.url.endswith("/login")) == (404, True)
+
+
+def with_ids(first: str, second: str) -> dict[str, Any]:
+    """The base body with other call ids."""
+    text = json.dumps(base()).replace('"c1"', json.dumps(first))
+    return json.loads(text.replace('"c2"', json.dumps(second)))
+
+
+def beside_calls(**keys: Any) -> dict[str, Any]:
+    """The base body with more keys in the message that calls."""
+    body = base()
+    body["messages"][2] |= keys
+    return body
+
+
+def of_roles(*roles: str) -> dict[str, Any]:
+    """The base body with plain messages of these roles."""
+    body = base()
+    body["messages"][1:] = [{"role": role, "content": "x"} for role in roles]
+    return body
+
+
+def after_results(role: str) -> dict[str, Any]:
+    """The base body with a message of this role behind the results."""
+    body = base()
+    body["messages"][5] = {"role": role, "content": "x"}
+    return body
+
+
+def named_results() -> dict[str, Any]:
+    """The base body whose results bear the names of their tools."""
+    body = base()
+    body["messages"][3]["name"], body["messages"][4]["name"] = "ls", "cat"
+    return body
+
+
+def signed_calls() -> dict[str, Any]:
+    """The base body whose calls bear signatures."""
+    body = base()
+    for call in body["messages"][2]["tool_calls"]:
+        call["extra_content"] = {"google": {"thought_signature": "QjY0"}}
+    return body
+
+
+@pytest.mark.parametrize(
+    "fault, wrong, right",
+    [
+        ("refuses_stream_options", changed("stream_options", to={"include_usage": True}), base()),
+        ("refuses_reasoning", beside_calls(reasoning="hm"), base()),
+        ("wants_reasoning", base(), beside_calls(reasoning_content="")),
+        ("wants_signatures", base(), signed_calls()),
+        ("wants_ids_of_nine", base(), with_ids("abcdefgh1", "abcdefgh2")),
+        ("wants_short_ids", with_ids("c" * 41, "c2"), with_ids("c" * 40, "c2")),
+        ("refuses_null_content", base(), beside_calls(content="")),
+        ("refuses_text_with_calls", beside_calls(content="x"), base()),
+        ("wants_alternating_roles", of_roles("user", "user"), base()),
+        ("refuses_user_after_tool", after_results("user"), base()),
+        ("refuses_tool_turns", base(), of_roles("user", "assistant", "user")),
+        ("wants_names_of_results", base(), named_results()),
+    ],
+)
+def test_a_request_is_refused_until_it_has_the_form_that_the_fault_wants(
+    fault: str, wrong: dict[str, Any], right: dict[str, Any]
+) -> None:
+    with FlakyServer([{"fault": fault, "text": "fine", "times": 2}]) as server:
+        assert ask(server, **wrong).status_code == 400
+        assert text_of(ask(server, **right).content) == "fine"
+    assert server.requests[0].problems == []
 
 
 def test_a_legacy_function_call_has_no_tool_calls() -> None:

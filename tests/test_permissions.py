@@ -500,6 +500,75 @@ def test_a_rule_takes_the_words_of_one_command(pattern: str, command: str, expec
     assert judge("bash", command, allow=(f"bash {pattern}",)) == expected
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "true; rm x > log",
+        "true; rm x 2>err",
+        "rm x >/dev/null 2>&1; true",
+        ">log rm x",
+        "(rm x)",
+        "{ rm x; }",
+        "( (rm x) )",
+        "if true; then rm x; fi",
+        "if rm x; then true; fi",
+        "for f in *; do rm $f; done",
+        "while rm x; do true; done",
+        "case x in x) rm x;; esac",
+        "f() { rm x; }; f",
+        "X=1 rm x",
+        "A=1 B='2' rm x",
+        "! rm x",
+        "sudo rm x",
+        "nohup rm x &",
+        "env rm x",
+        "env -i A=1 rm x",
+        "time rm x",
+        "command rm x",
+        "exec rm x",
+        "ls | xargs rm",
+        "echo $(rm x)",
+        'echo "$(rm x)"',
+        "echo `rm x`",
+        "diff <(rm x) y",
+        "r\\m x",
+        "rm $(ls)",
+        "rm *",
+        "true\nrm x",
+        "true && rm x || false",
+    ],
+)
+@pytest.mark.parametrize("mode", ["ask", "auto"])
+def test_a_denied_command_is_denied_inside_what_is_more_than_plain_words(
+    command: str, mode: str
+) -> None:
+    assert judge("bash", command, mode, deny=("bash rm *",)) == "deny"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rmdir x",
+        "git rm x",
+        "./rm.py x > log",
+        "make rm",
+        "(make rm)",
+        "if true; then rmdir x; fi",
+        "X=1 make",
+        "X=rm make x",
+        "sudo make rm",
+        "echo $(git rm x)",
+        "cat rm > x",
+        "cat x > rm",
+        "a=$(ls); echo $a",
+        "python -c 'print(1)' | tee x",
+    ],
+)
+def test_a_command_that_only_looks_like_a_denied_one_is_none(command: str) -> None:
+    assert judge("bash", command, "auto", deny=("bash rm *",)) == "allow"
+    assert judge("bash", command, "auto") == "allow"
+
+
 # -- paths
 
 

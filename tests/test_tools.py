@@ -13,6 +13,8 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
+import typing
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -307,6 +309,87 @@ def test_a_chosen_tool_that_is_not_there_is_named(root: Path) -> None:
         build_agent(Settings(**{**vars(known), "exclude_tools": ("sing",)}))
 
 
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        pytest.param("int[", id="no expression"),
+        pytest.param("int.foo", id="no attribute"),
+        pytest.param("1/0", id="no value"),
+        pytest.param("int()()", id="no call"),
+        pytest.param({"a": 1}, id="object"),
+        pytest.param([int], id="list of a type"),
+        pytest.param(7, id="number"),
+        pytest.param(list, id="list of anything"),
+        pytest.param(vars(typing)["List"], id="typing.List of anything"),
+        pytest.param(list[list[int]], id="list of lists"),
+        pytest.param(list[Literal["a"]], id="list of choices"),
+        pytest.param(Literal[()], id="no choice"),
+        pytest.param(dict, id="dict"),
+        pytest.param(int | str | None, id="two kinds or none"),
+        pytest.param(None, id="None"),
+        pytest.param(typing.Any, id="Any"),
+        pytest.param(typing.TypeVar("Some"), id="type variable"),
+    ],
+)
+def test_an_annotation_that_is_no_kind_of_argument_fails_when_the_agent_is_built(
+    build: Callable[..., Any], annotation: Any
+) -> None:
+    def look(number):
+        """Look.
+
+        number: which
+        """
+
+    look.__annotations__["number"] = annotation
+    with pytest.raises(UsageError, match="look") as caught:
+        build(tools=[tool(needs="read")(look)])
+    assert "\n" not in str(caught.value)
+
+
+@tool(needs="read")
+def join(path: list[str]) -> str:
+    """Join.
+
+    path: the parts
+    """
+    return "/".join(path)
+
+
+@tool(needs="write")
+def cut(path: int) -> str:
+    """Cut a path.
+
+    path: the number of the path
+    """
+    return f"cut {path}"
+
+
+@tool(needs="read")
+def tell(path: str | None = None) -> str:
+    """Tell.
+
+    path: of what
+    """
+    return f"told {path}"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("join", {"path": ["a", "b"]}, "a/b"),
+        ("cut", {"path": 5}, "cut 5"),
+        ("tell", {"path": None}, "told None"),
+        ("tell", {"path": "a"}, "told a"),
+    ],
+    ids=["list", "number", "none", "text"],
+)
+@pytest.mark.parametrize("rules", [(), ("* secrets/**",)], ids=["no rule", "a rule for paths"])
+def test_a_parameter_named_path_may_be_of_any_kind(
+    build: Callable[..., Any], name: str, given: Any, expected: str, rules: tuple[str, ...]
+) -> None:
+    assert call(build(tools=[join, cut, tell], deny=rules), name, given) == expected
+
+
 # -- from arguments to values
 
 
@@ -431,6 +514,34 @@ def test_a_pattern_is_not_taken_for_the_regex_when_both_are_there(
     assert use("grep", regex="x", pattern="*.py") == "a.py:1:x"
 
 
+HUGE = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "expected"),
+    [
+        ("read_file", f'{{"path": "f", "start": {HUGE}}}', "(f has 3 lines)"),
+        ("read_file", f'{{"path": "f", "start": -{HUGE}}}', "1: x\n2: y\n3: x"),
+        ("read_file", f'{{"path": "f", "end": {HUGE}}}', "1: x\n2: y\n3: x"),
+        ("read_file", f'{{"path": "f", "start": "{HUGE}"}}', "error: start must be integer, not"),
+        ("read_file", '{"path": "f", "start": 1e400}', "error: the arguments are not a JSON"),
+        ("read_file", f'{{"path": "f", "start": {"9" * 5000}}}', "error: the arguments are not a"),
+        ("list_files", f'{{"offset": {HUGE}}}', "(there are no files behind 999"),
+        ("grep", f'{{"regex": "x", "context": {HUGE}}}', "f:1:x\nf-2-y\nf:3:x"),
+        ("bash", f'{{"command": "echo hi", "timeout": {HUGE}}}', "hi\n[exit code 0]"),
+        ("ticket", f'{{"number": 1, "words": [], "share": {HUGE}}}', "error: share must be number"),
+        ("ticket", f'{{"number": 1, "words": [], "loud": {HUGE}}}', "error: loud must be boolean"),
+        ("ticket", f'{{"number": {HUGE}, "words": []}}', f"{HUGE} [] bug 0.5 False None"),
+    ],
+    ids="start|below 1|end|text|float|5000 digits|offset|context|timeout|share|bool|int".split("|"),
+)
+def test_a_number_of_any_length_is_taken_or_refused_in_words(
+    root: Path, build: Callable[..., Any], name: str, raw: str, expected: str
+) -> None:
+    (root / "f").write_text("x\ny\nx\n")
+    assert call(build(tools=[ticket]), name, raw).startswith(expected)
+
+
 # -- read_file
 
 
@@ -529,6 +640,25 @@ def test_one_line_of_a_huge_file_is_read_at_once(root: Path, use: Callable[..., 
         file.write(b"x\n" * 8000)
         file.truncate(50_000_000_000)  # sparse: it takes no room on the disk
     assert use("read_file", path="big", start=1, end=1).startswith("1: first")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param({"start": -5}, "1: x\n2: y\n3: x", id="start below 1"),
+        pytest.param({"start": 0, "end": 1}, "1: x", id="start 0"),
+        pytest.param({"end": 0}, "1: x", id="end 0"),
+        pytest.param({"end": -7}, "1: x", id="end below 0"),
+        pytest.param({"start": 2, "end": 99}, "2: y\n3: x", id="end behind the last line"),
+        pytest.param({"start": 4}, "(f has 3 lines)", id="start behind the last line"),
+        pytest.param({"start": 5, "end": 2}, "(f has 3 lines)", id="end before start"),
+    ],
+)
+def test_lines_out_of_range_are_brought_into_range_or_counted(
+    root: Path, use: Callable[..., str], given: dict[str, int], expected: str
+) -> None:
+    (root / "f").write_text("x\ny\nx\n")
+    assert use("read_file", path="f", **given) == expected
 
 
 # -- list_files and grep
@@ -671,6 +801,74 @@ def test_grep_finds_the_lines_that_grep_finds(root: Path, use: Callable[..., str
     assert [line.split(":")[1] for line in use("grep", regex="a").split("\n")] == numbers
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("list_files", {"offset": -1}, "e\nf"),
+        ("list_files", {"offset": 2}, "(there are no files behind 2)"),
+        ("list_files", {"offset": 1}, "f\n[files 2-2 of 2]"),
+        ("grep", {"regex": "x", "offset": -5}, "f:1:x\nf:3:x"),
+        ("grep", {"regex": "x", "offset": 10**9}, "(there are no matches behind 1000000000)"),
+        ("grep", {"regex": "x", "context": -1}, "f:1:x\nf:3:x"),
+        ("grep", {"regex": "x", "context": -1, "offset": 1}, "f:3:x\n[matches 2-2 of 2]"),
+    ],
+    ids="files below|files behind|files page|below|behind|context below|context and page".split(
+        "|"
+    ),
+)
+def test_offsets_and_contexts_out_of_range_are_brought_into_range_or_counted(
+    root: Path, use: Callable[..., str], name: str, given: dict[str, Any], expected: str
+) -> None:
+    (root / "e").touch()
+    (root / "f").write_text("x\ny\nx\n")
+    assert use(name, **given) == expected
+
+
+def test_a_context_of_millions_of_lines_shows_few_and_takes_no_memory(
+    root: Path, use: Callable[..., str]
+) -> None:
+    (root / "f").write_text("\n" * 500 + "needle\n" + "\n" * 500)
+    tracemalloc.start()
+    try:
+        lines = use("grep", regex="needle", context=3_000_000).split("\n")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    middle = len(lines) // 2
+    assert (lines[middle], lines[0]) == ("f:501:needle", f"f-{501 - middle}-")
+    assert 10 <= middle <= 100
+    assert most < 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "given", "expected"),
+    [
+        pytest.param("grep secrets/**", "grep", {"regex": "k"}, "b:1:k", id="grep finds"),
+        pytest.param("grep secrets/**", "list_files", {}, "b\nsecrets/a", id="not for list_files"),
+        pytest.param("list_files secrets/**", "list_files", {}, "b", id="list_files lists"),
+        pytest.param("read_file secrets/**", "grep", {"regex": "k"}, "b:1:k", id="what is read"),
+        pytest.param(
+            "list_files .", "list_files", {}, "denied: the rule deny 'list_files .'", id="left out"
+        ),
+        pytest.param(
+            "list_files .",
+            "list_files",
+            {"path": "."},
+            "denied: the rule deny 'list_files .'",
+            id="said",
+        ),
+        pytest.param("list_files .", "grep", {"regex": "k"}, "b:1:k\nsecrets/a:1:k", id="not grep"),
+    ],
+)
+def test_a_denied_path_is_not_searched_also_where_the_call_does_not_name_it(
+    root: Path, build: Callable[..., Any], rule: str, name: str, given: Any, expected: str
+) -> None:
+    (root / "secrets").mkdir()
+    (root / "secrets" / "a").write_text("k\n")
+    (root / "b").write_text("k\n")
+    assert call(build(deny=(rule,)), name, given) == expected
+
+
 # -- write_file
 
 
@@ -721,6 +919,33 @@ def test_a_file_that_changed_since_it_was_read_is_not_replaced_blindly(
     assert (root / "f").read_text() == "one\ntwo, by the user\n"
     use("read_file", path="f")
     assert use("write_file", path="f", content="mine\n").startswith("replaced f")
+
+
+@pytest.mark.parametrize("lost", ["\0", "\ufffd", "\ud83d"], ids=["NUL", "U+FFFD", "half a pair"])
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("write_file", {"path": "f", "content": "new{}\n"}),
+        ("write_file", {"path": "g", "content": "{}"}),
+        ("edit_file", {"path": "f", "old": "old", "new": "n{}w"}),
+    ],
+    ids=["replaced", "created", "edited"],
+)
+def test_a_text_in_which_a_character_was_lost_is_not_written(
+    root: Path, use: Callable[..., str], name: str, given: dict[str, str], lost: str
+) -> None:
+    (root / "f").write_text("old\n")
+    text = use(name, **{key: value.replace("{}", lost) for key, value in given.items()})
+    assert text.startswith("error: ") and "U+FFFD" in text
+    assert {path.name: path.read_bytes() for path in root.iterdir()} == {"f": b"old\n"}
+
+
+def test_a_file_that_holds_a_replacement_character_may_keep_it(
+    root: Path, use: Callable[..., str]
+) -> None:
+    (root / "f").write_text("caf\ufffd old\n")
+    use("edit_file", path="f", old="\ufffd old", new="\ufffd new")
+    assert (root / "f").read_text() == "caf\ufffd new\n"
 
 
 # -- edit_file
@@ -928,6 +1153,24 @@ def test_an_odd_timeout_is_brought_into_range(use: Callable[..., str], timeout: 
     assert use("bash", command="echo hi", timeout=timeout) == "hi\n[exit code 0]"
 
 
+BEAT = "n=$(wc -l <beat); until [ $(wc -l <beat) -gt $((n + 2)) ]; do sleep 0.02; done"
+
+
+@pytest.mark.parametrize(
+    "job", ["({}) >/dev/null 2>&1 &", "setsid bash -c '{}' >/dev/null 2>&1 &"], ids=["&", "setsid"]
+)
+def test_a_background_loop_belongs_to_the_call_that_began_it(
+    root: Path, use: Callable[..., str], job: str
+) -> None:
+    (root / "beat").touch()
+    loop = job.replace("{}", "while sleep 0.05 || touch died; do echo >>beat; done")
+    assert "still running in the background" in use("bash", command=loop)
+    assert use("bash", command=f"{BEAT}; echo hi") == "hi\n[exit code 0]"
+    assert use("bash", command="sleep 1000", timeout=1).endswith("background long commands with &]")
+    assert use("bash", command=f"{BEAT}; echo on", timeout=20) == "on\n[exit code 0]"
+    assert not (root / "died").exists()
+
+
 # -- the person
 
 
@@ -943,6 +1186,9 @@ UNATTENDED = "running unattended; use your best judgement and say what you assum
         pytest.param(lambda question: "  \n", "(no answer given)", id="blank"),
         pytest.param(lambda question: "blue", "blue", id="answer"),
         pytest.param(lambda question: f"re: {question.text}", "re: Which?", id="the question"),
+        pytest.param(lambda question: True, UNATTENDED, id="no text"),
+        pytest.param(lambda question: b"blue", UNATTENDED, id="bytes"),
+        pytest.param(lambda question: 1 / 0, UNATTENDED, id="a failure"),
     ],
 )
 def test_the_user_is_asked(build: Callable[..., Any], ask: Any, expected: str) -> None:
