@@ -2215,7 +2215,7 @@ class Client:
                 self._show(shown)
 
     def models(self) -> list[str]:
-        """The model ids that the endpoint lists. Raises ProviderError."""
+        """The model ids that the endpoint lists. Raises ProviderError, or TryLater unreached."""
         import requests
 
         try:
@@ -2226,6 +2226,9 @@ class Client:
                 raise self._failure(answer.status_code, answer.content, answer.headers)
             listed = answer.json()["data"]
             return [str(row["id"]) for row in listed]
+        except requests.exceptions.ConnectionError as error:
+            reason = self.mask(connection_reason(error, self.endpoint))
+            raise TryLater(f"its models can not be listed: {reason}") from error
         except (
             requests.exceptions.RequestException,
             LookupError,
@@ -2233,7 +2236,7 @@ class Client:
             ValueError,
             RecursionError,
         ) as error:
-            reason = self.mask(connection_reason(error, self.endpoint))
+            reason = type(error).__name__
             raise ProviderError(f"{self.endpoint} lists no models ({reason})") from error
 
     def read_window(self) -> int:

@@ -382,6 +382,62 @@ def test_the_model_of_a_session_is_kept_only_at_its_own_endpoint(tmp_path, folde
     assert found == [("chosen", server.url), ("flaky-1", server.url)]
 
 
+ODD_HEADERS = [
+    pytest.param({"usage": {"prompt_tokens": None}}, id="usage null"),
+    pytest.param({"usage": {"prompt_tokens": "5", "completion_tokens": [1]}}, id="usage as text"),
+    pytest.param({"usage": {"prompt_tokens": True, "x": {}}}, id="usage of other kinds"),
+    pytest.param({"files": {"a.txt": 5, "b": None}}, id="files"),
+    pytest.param({"created": "x", "updated": []}, id="times"),
+    pytest.param({"title": ["a"]}, id="title"),
+    pytest.param({"version": 1.0}, id="version 1.0"),
+]
+
+
+@pytest.mark.parametrize("odd", ODD_HEADERS)
+def test_an_odd_header_does_not_end_a_run(tmp_path, folder, odd):
+    (tmp_path / "a.txt").write_text("x\n")
+    path = stored(folder, OLD, **odd)
+    notices: list[dict] = []
+    script = [{"call": "write_file", "arguments": {"path": "b", "content": "x"}}, "done"]
+    with FlakyServer(script) as server:
+        session, notes = open_session(path)
+        made = new_agent(server.url, tmp_path, session, mode="auto", emit=collector(notices))
+        result = made.run("go on")
+        made.close()
+    assert (result.status, result.text, notes, notices) == ("done", "done", [], [])
+    assert [request.problems for request in server.requests] == [[], []]
+    assert loaded(path)["usage"]["prompt_tokens"] >= result.usage["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param({"_": "x"}, id="_ is a text"),
+        pytest.param({"_": [1]}, id="_ is a list"),
+        pytest.param({"_": None}, id="_ is null"),
+        pytest.param({"_": {"endpoint": ["{url}"], "model": 7}}, id="odd origin"),
+        pytest.param(
+            {"_": {"endpoint": "{url}", "model": "flaky-1"}, "reasoning_content": 5},
+            id="reasoning is a number",
+        ),
+        pytest.param(
+            {"_": {"endpoint": "{url}", "model": "flaky-1"}, "reasoning": {"a": 1}},
+            id="reasoning is an object",
+        ),
+    ],
+)
+def test_odd_keys_beside_a_reply_are_kept_and_not_sent(tmp_path, folder, extra):
+    with FlakyServer(["done"]) as server:
+        extra = json.loads(json.dumps(extra).replace("{url}", server.url))
+        reply = {"role": "assistant", "content": "hello", **extra}
+        path = stored(folder, OLD, [*TALK[:2], reply])
+        made = new_agent(server.url, tmp_path, open_session(path)[0])
+        assert made.run("go on").text == "done"
+        made.close()
+    assert server.requests[0]["messages"][2] == {"role": "assistant", "content": "hello"}
+    assert (server.requests[0].problems, loaded(path)["messages"][2]) == ([], reply)
+
+
 # -- files that are no sessions ------------------------------------------------------------------
 
 UNREADABLE = [
@@ -427,6 +483,15 @@ def test_a_file_that_is_no_session_can_not_be_resumed_or_forked_by_its_id(folder
     assert (path.read_bytes() == data, len(list(folder.glob("*.json")))) == (True, 2)
 
 
+@pytest.mark.parametrize("version", [None, 0, -3, "1", [1], 1.5])
+def test_a_version_that_is_none_is_refused_and_not_called_newer(folder, version):
+    path = stored(folder, OLD, version=version)
+    before = path.read_bytes()
+    with pytest.raises(SessionError, match=f"{OLD}.json") as caught:
+        open_session(path)
+    assert ("newer" in str(caught.value), path.read_bytes() == before) == (False, True)
+
+
 def test_a_newer_version_says_that_it_is_newer(folder):
     path = folder / f"{NEW}.json"
     path.write_text('{"version": 2, "messages": []}')
@@ -457,6 +522,37 @@ def test_a_damaged_transcript_is_healed_once_and_the_original_is_kept(folder):
     again, notes = open_session(path)
     again.close()
     assert notes == []
+
+
+NESTED = '{"messages": [{"role": "user", "content": %s}]}' % ("[" * 700 + "]" * 700)
+LIST = "import sys, agent; sys.exit(agent.main(['--sessions']))"
+
+
+@pytest.mark.parametrize("fork", [False, True], ids=["resume", "fork"])
+def test_a_session_that_is_nested_without_end_is_named_skipped_and_left_alone(folder, fork):
+    stored(folder, OLD)
+    path = folder / f"{NEW}.json"
+    path.write_text(NESTED)
+    for _ in range(2):  # the lock is free again
+        with pytest.raises(SessionError, match=f"{NEW}.json"):
+            resume_session(folder, NEW, fork=fork)
+    session, notices = resume_session(folder, "", fork=fork)
+    assert session is not None
+    session.close()
+    assert session.transcript.messages == TALK
+    assert ([NEW in notice for notice in notices], path.read_text()) == ([True], NESTED)
+
+
+def test_a_pipe_among_the_sessions_is_named_and_never_waited_for(tmp_path, folder, child):
+    stored(folder, OLD)
+    os.mkfifo(folder / "z.json")
+    process = child(LIST)
+    output, _ = process.communicate(timeout=20)
+    session, notices = resume_session(folder, "")
+    assert session is not None
+    session.close()
+    assert (process.returncode, output.split()[0], session.id) == (0, OLD, OLD)
+    assert ["z.json" in notice for notice in notices] == [True]
 
 
 # -- which session ------------------------------------------------------------------------------

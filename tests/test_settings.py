@@ -445,6 +445,16 @@ def test_a_value_in_the_environment_that_makes_no_sense_is_a_usage_error(loaded,
     assert (caught.value.exit_code, "\n" in str(caught.value)) == (2, False)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["LF", "CRLF"])
+def test_a_byte_order_mark_in_the_files_of_the_user_is_passed_over(loaded, tmp_path, end):
+    loaded()
+    folder = tmp_path / ".config" / "agent"
+    (folder / "config.toml").write_bytes(f'\ufeffmodel = "m"{end}context = 9{end}'.encode())
+    (folder / "env").write_bytes(f"\ufeffAGENT_API_KEY=sk-1{end}AGENT_MODE=plan{end}".encode())
+    names = ("model", "context", "api_key", "mode")
+    assert picked(loaded(), *names) == ("m", 9, "sk-1", "plan")
+
+
 # -- the settings themselves ---------------------------------------------------------------------
 
 
@@ -467,6 +477,34 @@ def test_settings_that_make_no_sense_are_refused_where_they_are_made(values, nam
     with pytest.raises(UsageError, match=name) as caught:
         Settings(**values)
     assert isinstance(caught.value, AgentError)
+
+
+@pytest.mark.parametrize("name", ["max_turns", "context", "compact_at"])
+@pytest.mark.parametrize("value", [None, "5", "", True, False], ids=repr)
+def test_a_number_of_the_settings_that_is_none_is_refused_with_its_name(name, value):
+    with pytest.raises(UsageError, match=name) as caught:
+        Settings(**{name: value})
+    assert caught.value.exit_code == 2
+
+
+KEYS = [
+    pytest.param("sk-abc\nsk-SECRET", id="newline"),
+    pytest.param("sk-\u2019SECRET", id="typographic quote"),
+    pytest.param("sk-\u043a\u043b\u044e\u0447-SECRET", id="other letters"),
+    pytest.param("sk-SECRET\r\tx", id="tab"),
+    pytest.param("sk SECRET", id="blank"),
+    pytest.param("sk-\udcffSECRET", id="byte that is no text"),
+    pytest.param("sk-\0SECRET", id="NUL"),
+]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(loaded, key):
+    calls = [lambda: Settings(api_key=key), lambda: loaded("x", AGENT_API_KEY=key)]
+    for refused in calls:
+        with pytest.raises(UsageError, match="key") as caught:
+            refused()
+        assert ("SECRET" in str(caught.value), "\n" in str(caught.value)) == (False, False)
 
 
 def test_settings_can_not_be_changed_and_never_show_the_key():
@@ -645,3 +683,12 @@ def test_words_that_argparse_could_mistake_keep_their_place(parsed):
     words: list[Any] = ["a", "-x y", "b", "--model", "m", "--z z", "--", "-c", "- d"]
     found = parsed(*words)
     assert (found.prompt, found.model) == (["a", "-x y", "b", "--z z", "-c", "- d"], "m")
+
+
+@pytest.mark.parametrize("flag", ["--tools", "--exclude-tools"])
+@pytest.mark.parametrize("names", ["", ",", " , ,"], ids=repr)
+def test_a_list_of_tools_without_a_name_is_a_usage_error_that_names_the_flag(loaded, flag, names):
+    for argv in ([flag, names], [f"{flag}={names}"]):
+        with pytest.raises(UsageError, match=flag) as caught:
+            loaded(*argv, "x")
+        assert (caught.value.exit_code, "\n" in str(caught.value)) == (2, False)
