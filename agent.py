@@ -1369,6 +1369,25 @@ class Resolver:
             text, thought = text + shown, thought + inner
         return text, thought
 
+    def plain(self, event: Any) -> str:
+        """The text of an event that is nothing but a piece of the text, "" for every other.
+
+        Nearly all events of a long reply are such; what this leaves alone, `add` takes.
+        """
+        try:
+            (choice,) = event["choices"]
+            delta = choice["delta"]
+            text = delta["content"]
+        except (KeyError, TypeError, ValueError):
+            return ""
+        other = event.get("usage") or event.get("error") or event.get("model", "") != self.model
+        if other or choice.get("finish_reason") or choice.get("index") or choice.get("error"):
+            return ""
+        if len(delta) > 1 or type(text) is not str or self.think.state != "text":
+            return ""
+        self.texts[0].append(text)
+        return text
+
     def _count(self, event: Mapping[str, Any]) -> None:
         """Usage and model, wherever the server puts them."""
         self.model = str(event.get("model") or self.model)
@@ -1953,7 +1972,7 @@ class Client:
         self._learned: dict[str, set[str]] = {}
         self.reused = False  # the connection has carried a request before
         self.warned = False
-        self.partial = ""  # text of the reply that is on its way
+        self.shown: list[str] = []  # the text of the reply that is on its way
         self.half = ""  # of a surrogate pair
         self.quiet = False
         self.last_event = 0.0  # when data last came, keep-alive comments not counted
@@ -1979,6 +1998,15 @@ class Client:
     def mask(self, text: str) -> str:
         """The text without our key: servers quote it in errors."""
         return text.replace(self.key, "***") if len(self.key) > 3 else text
+
+    @property
+    def partial(self) -> str:
+        """The text of the reply that is on its way."""
+        return "".join(self.shown)
+
+    def forget_partial(self) -> None:
+        """The reply is stored, or asked for again."""
+        self.shown, self.half = [], ""
 
     @property
     def learned(self) -> set[str]:
@@ -2026,7 +2054,7 @@ class Client:
         """
         attempt, excused, self.quiet = 1, False, quiet
         while True:
-            self.partial = self.half = ""
+            self.forget_partial()
             body = self.body(transcript, tools)
             try:
                 reply = self._attempt(body, offered)
@@ -2089,7 +2117,7 @@ class Client:
         if delay > RETRY_AFTER_LIMIT_SECONDS:
             raise TryLater(f"the server asks to wait {delay:.0f} s: {reason}") from failure
         count = {"attempt": attempt, "of": RETRIES, "delay": round(delay, 3)}
-        self.emit("retry", **count, reason=reason, restarts_reply=bool(self.partial))
+        self.emit("retry", **count, reason=reason, restarts_reply=bool(self.shown))
         self.sleep(delay)
 
     def _attempt(self, body: bytes, offered: Sequence[str]) -> Reply:
@@ -2152,17 +2180,21 @@ class Client:
 
     def _show(self, text: str) -> None:
         """Report text; half of a surrogate pair waits for the other half."""
-        text = self.half + text
-        self.half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
-        text = text[: len(text) - len(self.half)]
-        self.partial += text
+        if self.quiet:
+            return
+        if self.half or "\ud800" <= text[-1:] <= "\udbff":
+            text = self.half + text
+            self.half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+            text = text[: len(text) - len(self.half)]
         if text:
+            self.shown.append(text)
             self.emit("text", text=clean(text))
 
     def _show_rest(self, content: str) -> None:
         """Text of a reply that was not shown as it came: further choices."""
-        if content.startswith(self.partial) and content != self.partial and not self.quiet:
-            self.emit("text", text=clean(content[len(self.partial) :]))
+        shown = self.partial
+        if content.startswith(shown) and content != shown and not self.quiet:
+            self.emit("text", text=clean(content[len(shown) :]))
 
     def _read_stream(self, response: requests.Response, resolver: Resolver) -> None:
         """Feed the resolver. What the body is shows in its first byte, not in its headers."""
@@ -2178,6 +2210,12 @@ class Client:
             if first.lstrip().startswith(b"<"):
                 raise ProviderError(f"{self.endpoint} sent a web page: check the base URL")
             for name, text in read_events(itertools.chain([first], lines)):
+                value = json_or_none(text)
+                shown = "" if name else resolver.plain(value)
+                if shown:
+                    self.last_event = self.clock()
+                    self._show(shown)
+                    continue
                 if text.strip() == "[DONE]":
                     resolver.done = True
                     return
@@ -2211,7 +2249,7 @@ class Client:
                 raise Transient("the server sent an event of an unknown shape") from failure
             if thought and not self.quiet:
                 self.emit("reasoning", text=clean(thought))
-            if shown and not self.quiet:
+            if shown:
                 self._show(shown)
 
     def models(self) -> list[str]:
@@ -2275,12 +2313,17 @@ class Client:
             self._http.close()
 
 
+LENIENT = json.JSONDecoder(strict=False)  # raw control characters in strings lose nothing
+
+
 def json_or_none(raw: str | bytes) -> Any:
     """The JSON value, None when it is none."""
-    try:
-        return json.loads(raw, strict=False)
-    except (ValueError, RecursionError):
-        return None
+    for parse in (json.loads, LENIENT.decode):  # the strict one is the faster by far
+        try:
+            return parse(raw if isinstance(raw, str) else raw.decode("utf-8"))
+        except (ValueError, RecursionError):
+            continue
+    return None
 
 
 def json_values(text: str, name: str = "") -> list[dict[str, Any]]:
@@ -4467,7 +4510,8 @@ class Agent:
     def seal(self) -> None:
         """Answer what never ran and keep the text that had arrived (T6)."""
         self.transcript.cancel_waiting()
-        text, self.client.partial = self.client.partial, ""
+        text = self.client.partial
+        self.client.forget_partial()
         if text:
             self.transcript.add_reply({"role": "assistant", "content": f"{text}\n{CUT_MARK}"})
 
@@ -4535,7 +4579,7 @@ class Agent:
         if not message["content"] and not message.get("tool_calls"):
             return []
         calls = self.transcript.add_reply(message)
-        self.client.partial = ""  # stored: a Ctrl-C from here on must not keep it once more
+        self.client.forget_partial()  # stored: a Ctrl-C must not keep it once more
         self.save()
         return calls
 
