@@ -1385,6 +1385,8 @@ class Resolver:
             return ""
         if len(delta) > 1 or type(text) is not str or self.think.state != "text":
             return ""
+        if 0 not in self.texts:
+            return ""
         self.texts[0].append(text)
         return text
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from agent import (
 )
 from flaky_server import FlakyServer
 
+ROOT = Path(__file__).resolve().parent.parent
 INTERRUPTED = "interrupted: this may have run in part"
 CANCELLED = "cancelled by the user before it ran"
 
@@ -1451,6 +1453,32 @@ def test_endless_notes_are_cut(stage: Callable[..., Stage]) -> None:
     one = stage(["done"])
     one.run()
     assert one.sent()[0]["content"].count("x") < 33_000
+
+
+LOOKED_INTO = """
+import os, sys
+seen = []
+def look(event, args):
+    if event in ("os.scandir", "os.listdir"):
+        seen.append(os.path.abspath(os.fsdecode(args[0] or ".")))
+sys.addaudithook(look)
+from agent import Settings, build_agent
+made = build_agent(Settings(model="m", base_url=sys.argv[1], api_key="x", workspace=sys.argv[2]))
+made.run("hi")
+made.close()
+print([path for path in seen if path.startswith(sys.argv[3])])
+"""
+
+
+def test_looking_for_notes_that_are_not_there_does_not_search_the_tree(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "work" / "sub" / "deeper").mkdir(parents=True)
+    with FlakyServer(["hello"]) as server:
+        paths = [str(tmp_path / "work"), str(tmp_path)]
+        command = [sys.executable, "-c", LOOKED_INTO, server.url, *paths]
+        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+        shown = subprocess.check_output(command, env=environ, cwd=ROOT, text=True, timeout=60)
+    assert (shown, len(server.requests)) == ("[]\n", 1)
 
 
 def test_another_model_gets_the_same_messages(stage: Callable[..., Stage]) -> None:

@@ -347,6 +347,26 @@ def test_the_key_appears_nowhere(run_agent, workspace):
     assert "sk-SECRET-77" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param("sk-abc\nsk-SECRET-77", id="newline"),
+        pytest.param("sk-\u2019SECRET-77\u2019", id="typographic quote"),
+        pytest.param("\u043a\u043b\u044e\u0447-SECRET-77", id="other letters"),
+        pytest.param("sk-\udcffSECRET-77", id="no text"),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
+def test_a_key_that_no_header_can_carry_is_one_line_that_does_not_show_it(
+    run_agent, workspace, home, flags, key
+):
+    with FlakyServer(["never"]) as server:
+        done = run_agent(*flags, "hi", server=server, env={"AGENT_API_KEY": key})
+    assert (done.returncode, len(done.stderr.splitlines()), server.requests) == (2, 1, [])
+    assert "key" in done.stderr and "SECRET-77" not in done.stderr + done.stdout
+    assert files_in(workspace) + files_in(home) == []
+
+
 # -- tools, modes, rules -------------------------------------------------------------------------
 
 
@@ -564,6 +584,61 @@ def test_a_timeout_ends_the_group_and_keeps_the_output(run_agent):
     assert (done.returncode, "begun" in result) == (0, True)
     assert "never\n" not in result
     assert alive(NAP) == []
+
+
+def test_a_tree_of_1200_folders_in_one_another_is_listed_and_searched(run_agent, workspace):
+    dig = "for n in $(seq 1200); do mkdir d && cd d || exit; done; echo needle >bottom"
+    bottom = "d/" * 1200 + "bottom"
+    script = [
+        batch(call("list_files"), call("grep", regex="needle"), call("read_file", path=bottom)),
+        call("read_file", path="botom"),
+        "ok",
+    ]
+    subprocess.run(["bash", "-c", dig], cwd=workspace, check=True)
+    try:
+        with FlakyServer(script) as server:
+            done = run_agent("hi", server=server)
+    finally:
+        subprocess.run(["rm", "-rf", str(workspace / "d")], check=True)
+    missing = f"error: botom does not exist; similar: {bottom}"
+    found = [bottom, f"{bottom}:1:needle", "1: needle", missing]
+    assert (done.returncode, done.stdout, results(server.requests[2])) == (0, "ok\n", found)
+
+
+def test_a_workspace_that_a_command_removed_is_an_error_for_the_model(run_agent, workspace):
+    script = [
+        call("bash", command='rm -rf "$PWD"; echo gone'),
+        batch(call("write_file", path="a.txt", content="x"), call("read_file", path="a.txt")),
+        call("bash", command="echo on"),
+        "ok",
+    ]
+    with FlakyServer(script) as server:
+        done = run_agent("--yes", "hi", server=server)
+    gone, *errors, last = results(server.requests[3])
+    assert (done.returncode, done.stdout, workspace.exists()) == (0, "ok\n", False)
+    assert gone == "gone\n[exit code 0]"
+    assert [text.startswith("error: a.txt") for text in errors] == [True, True]
+    assert str(workspace) in last and "No such file" in last
+    assert done.stderr.count("can not be saved") == 1
+
+
+@pytest.mark.parametrize("text", ["", "class HostProcess:\n    oops(\n", None], ids=repr)
+def test_commands_run_also_when_the_program_was_replaced_meanwhile(run_agent, tmp_path, text):
+    installed = tmp_path / "installed" / "agent.py"
+    installed.parent.mkdir()
+    shutil.copy(ROOT / "agent.py", installed)
+
+    def upgrade(request: dict) -> dict:
+        installed.unlink(missing_ok=True)
+        if text is not None:
+            installed.write_text(text)
+        return call("bash", command="echo hi")
+
+    with FlakyServer([upgrade, call("bash", command="kill -9 $PPID"), upgrade, "ok"]) as server:
+        env = {"PYTHONPATH": str(installed.parent)}
+        done = run_agent("--yes", "hi", server=server, env=env)
+    first, _, third = results(server.requests[3])
+    assert (done.returncode, first, third) == (0, *["hi\n[exit code 0]"] * 2)
 
 
 # -- notes and AGENTS.md -------------------------------------------------------------------------
@@ -983,6 +1058,40 @@ def test_a_damaged_history_is_healed_before_it_is_sent(run_agent, workspace):
     assert len(results(server.requests[0])) == 1
 
 
+def test_a_state_folder_that_a_command_removed_is_made_again(run_agent, workspace):
+    script = [
+        call("bash", command="rm -rf .agent; echo gone"),
+        call("bash", command="seq 1 9000; echo on"),
+        "first",
+        "second",
+    ]
+    with FlakyServer(script) as server:
+        done = run_agent("--yes", "one", server=server)
+        again = run_agent("--resume", "two", server=server)
+    folder = workspace / ".agent"
+    assert (done.returncode, done.stdout, again.stdout) == (0, "first\n", "second\n")
+    assert (done.stderr.count("can not be saved"), again.stderr) == (0, "")
+    assert (prompts(server.requests[3]), len(results(server.requests[3]))) == (["one", "two"], 2)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "sessions")]
+    assert (modes, (folder / ".gitignore").read_text()) == ([0o700, 0o700], "*\n")
+    assert stat.S_IMODE(session_files(workspace)[0].stat().st_mode) == 0o600
+
+
+def test_a_link_in_place_of_the_sessions_is_one_notice_and_not_written_through(
+    run_agent, workspace, tmp_path
+):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (workspace / ".agent").mkdir(mode=0o700)
+    (workspace / ".agent" / "sessions").symlink_to(elsewhere)
+    with FlakyServer([call("bash", command="seq 1 9000"), "ok"]) as server:
+        done = run_agent("--yes", "hi", server=server)
+    notices = [line for line in done.stderr.splitlines() if ".agent" in line]
+    assert (done.returncode, done.stdout, len(notices)) == (0, "ok\n", 1)
+    assert "sessions" in notices[0] and "not kept" in notices[0]
+    assert list(elsewhere.iterdir()) == []
+
+
 # -- workspace and config ------------------------------------------------------------------------
 
 
@@ -1078,6 +1187,23 @@ def test_a_read_only_disk_is_one_notice(run_agent, workspace):
     assert (done.returncode, done.stdout, files_in(workspace)) == (0, "ok\n", before)
     assert "Read-only file system" in results(server.requests[1])[0]
     assert len([line for line in done.stderr.splitlines() if ".agent" in line]) == 1
+
+
+def test_a_full_disk_with_a_state_folder_is_one_notice_and_the_work_goes_on(run_agent, workspace):
+    """The limit for files stands for the full disk: no byte can be written to any."""
+    put_session(workspace, OLDER, talk("old", "yes"))
+    (workspace / ".agent" / ".gitignore").write_text("*\n")
+    limit = ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash"]
+    step = batch(
+        call("write_file", path="a.txt", content="x"), call("bash", command="seq 1 9000 | tail -1")
+    )
+    with FlakyServer([step, "ok"]) as server:
+        done = run_agent("--yes", "hi", server=server, under=limit)
+    written, printed = results(server.requests[1])
+    assert (done.returncode, done.stdout, printed) == (0, "ok\n", "9000\n[exit code 0]")
+    assert (written, (workspace / "a.txt").exists()) == ("error: a.txt: File too large", False)
+    assert len([line for line in done.stderr.splitlines() if ".agent" in line]) == 1
+    assert [path.stem for path in session_files(workspace)] == [OLDER]
 
 
 # -- JSON ----------------------------------------------------------------------------------------
@@ -1226,6 +1352,31 @@ def test_a_signal_while_a_command_runs_ends_its_whole_group(
     )
 
 
+STUBBORN = f"trap 'touch asked' TERM; trap '' INT HUP; echo begun; while :; do sleep {NAP}; done"
+
+
+@pytest.mark.parametrize("number, code", SIGNALS[:2])
+def test_a_second_signal_while_a_stubborn_command_ends_loses_nothing_it_printed(
+    run_agent, start_agent, workspace, number, code
+):
+    step = batch(call("bash", command=STUBBORN), call("bash", command="touch second.txt"))
+    with FlakyServer([step, "back"]) as server:
+        agent = start_agent("--yes", "run it", server=server)
+        until(lambda: alive(f"sleep\0{NAP}"))
+        agent.send_signal(number)
+        until((workspace / "asked").exists)
+        agent.send_signal(number)
+        _, err = agent.communicate(timeout=20)
+        left = alive(NAP)
+        done = run_agent("--yes", "--resume", "go on", server=server)
+    first, second = results(server.requests[1])
+    assert (agent.returncode, "Traceback" in err, left, done.stdout) == (code, False, [], "back\n")
+    ends = first.splitlines()[0], first.splitlines()[-1]
+    assert ends == ("begun", "[interrupted by the user; it may have had effects]")
+    assert second == "cancelled by the user before it ran"
+    assert not (workspace / "second.txt").exists()
+
+
 def test_an_interrupt_during_a_retry_wait_ends_the_wait(start_agent):
     with FlakyServer([refusal(429, "later", headers={"Retry-After": "30"})]) as server:
         agent = start_agent("hi", server=server)
@@ -1268,6 +1419,21 @@ def test_a_reader_that_takes_one_byte_is_no_traceback(start_agent, tmp_path):
         err = agent.stderr.read()
         agent.wait(20)
     assert ("Traceback" in err, "Exception ignored" in err) == (False, False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize(
+    "flags",
+    [["hi"], ["--json", "hi"], ["--output-format", "json", "hi"], ["--sessions"]],
+    ids=["text", "stream-json", "json", "sessions"],
+)
+def test_output_that_can_not_be_written_is_an_error_in_one_line(start_agent, workspace, flags):
+    put_session(workspace, OLDER, talk("old", "yes"))
+    with FlakyServer(["ok"]) as server, Path("/dev/full").open("w") as full:
+        agent = start_agent(*flags, server=server, stdout=full)
+        _, err = agent.communicate(timeout=60)
+    assert (agent.returncode, len(err.splitlines())) == (1, 1)
+    assert "No space left on device" in err
 
 
 @pytest.mark.parametrize("prefix", ["", "setsid", "nohup"])

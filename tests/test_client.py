@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -732,6 +733,25 @@ def test_two_events_spliced_into_one_another_are_asked_again() -> None:
     assert (said.reply.message["content"], len(said.retries)) == ("whole", 1)
 
 
+@pytest.mark.parametrize(
+    "usage",
+    [
+        pytest.param('{"prompt_tokens": Infinity, "completion_tokens": 3}', id="infinite"),
+        pytest.param('{"prompt_tokens": NaN, "completion_tokens": 3}', id="no number"),
+        pytest.param('{"prompt_tokens": 1e400, "completion_tokens": 3}', id="too large"),
+        pytest.param('{"prompt_tokens": -7, "completion_tokens": 3}', id="negative"),
+        pytest.param('{"prompt_tokens": "7", "completion_tokens": 3}', id="a text"),
+        pytest.param('{"prompt_tokens": null, "completion_tokens": 3}', id="null"),
+        pytest.param('{"prompt_tokens": {"a": 1}, "completion_tokens": 3}', id="an object"),
+    ],
+)
+def test_a_count_of_tokens_that_is_none_is_not_counted(usage: str) -> None:
+    last = b'data: {"choices": [], "usage": ' + usage.encode() + b"}\n\n"
+    said = converse(streamed(C({"content": "Hi"}), C({}, "stop"), last, DONE))
+    assert (said.reply.message["content"], said.retries) == ("Hi", [])
+    assert said.reply.usage == {"completion_tokens": 3, "cached_tokens": 0}
+
+
 # -- errors
 
 
@@ -928,6 +948,20 @@ def test_the_words_of_a_provider_behind_a_router_are_found() -> None:
     assert "Provider returned error" in str(said.error) and "too hot" in str(said.error)
 
 
+@pytest.mark.parametrize("metadata", [None, "x", 5, ["x"], {"raw": None}], ids=repr)
+def test_odd_metadata_beside_an_error_changes_nothing(metadata: Any) -> None:
+    body = {"error": {"message": "bad field", "metadata": metadata}}
+    refused = converse({"status": 400, "body": body})
+    assert (type(refused.error), len(refused.server.requests)) == (ProviderError, 1)
+    assert "bad field" in str(refused.error)
+    limited = converse({"status": 429, "headers": {"Retry-After": "0"}, "body": body}, "ok")
+    streamed_error = b"data: " + json.dumps(body).encode() + b"\n\n"
+    inside = converse(streamed(C({"content": "a"}), streamed_error), "ok")
+    for said in (limited, inside):
+        assert said.reply.message["content"] == "ok"
+        assert ["bad field" in retry["reason"] for retry in said.retries] == [True]
+
+
 def test_an_error_page_is_shown_without_its_tags() -> None:
     said = converse({"status": 404, "body": "<html><h1>Not  here</h1></html>"})
     assert "Not here" in str(said.error) and "<" not in str(said.error)
@@ -1005,6 +1039,57 @@ def test_a_redirect_is_reported_and_not_followed(status: int) -> None:
     assert isinstance(said.error, ProviderError)
     assert target in str(said.error)
     assert len(said.server.requests) == 1
+
+
+class Listing(BaseHTTPRequestHandler):
+    """Answers each GET with the bytes that its server has as `body`."""
+
+    def do_GET(self) -> None:
+        """Send them as JSON."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(self.server.body)))
+        self.end_headers()
+        self.wfile.write(self.server.body)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def listing() -> Iterator[Any]:
+    """A server whose list of models is what its `body` says."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Listing)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b'{"data": []}', id="none"),
+        pytest.param(b'{"data": null}', id="null"),
+        pytest.param(b'{"data": [{}]}', id="one without an id"),
+        pytest.param(b'{"data": {"id": 1}}', id="no list"),
+        pytest.param(b'{"data": "x"}', id="a text"),
+        pytest.param(b"[]", id="a list"),
+        pytest.param(b"", id="nothing"),
+        pytest.param(b'{"data":' + b"[" * 100_000, id="endless nesting"),
+    ],
+)
+def test_an_endpoint_that_lists_no_models_is_an_error_that_names_it(
+    tmp_path: Path, listing: Any, body: bytes
+) -> None:
+    listing.body = body
+    url = f"http://127.0.0.1:{listing.server_port}/v1"
+    known = Settings(base_url=url, workspace=str(tmp_path), environ={})
+    with pytest.raises(ProviderError, match="lists no models") as caught:
+        build_agent(known)
+    assert (url in str(caught.value), caught.value.exit_code) == (True, 1)
 
 
 # -- what is sent

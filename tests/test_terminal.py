@@ -184,6 +184,44 @@ def test_ctrl_c_twice_in_a_row_while_a_command_runs_harms_nothing(terminal, run_
     assert not (workspace / "b.txt").exists()
 
 
+STUBBORN = f"trap 'touch asked' TERM; trap '' INT; echo begun; while :; do sleep {NAP}; done"
+
+
+def interrupt_twice(screen, workspace: Path) -> None:
+    """Ctrl-C while a command runs, and once more while it does not want to end."""
+    until(lambda: alive(f"sleep\0{NAP}"))
+    screen.interrupt()
+    until((workspace / "asked").exists)
+    screen.interrupt()
+
+
+def test_a_second_ctrl_c_leaves_nothing_of_a_command_that_does_not_want_to_end(terminal, workspace):
+    with FlakyServer([call("bash", command=STUBBORN), "PONG"]) as server:
+        screen = terminal("--mode", "auto", server=server)
+        ask(screen, "run")
+        interrupt_twice(screen, workspace)
+        ask(screen, "ping")
+        screen.expect("PONG")
+        assert alive(NAP) == []
+        leave(screen)
+    lines = results(server.requests[1])[0].splitlines()
+    assert (lines[0], lines[-1][:25]) == ("begun", "[interrupted by the user;")
+
+
+def test_a_second_ctrl_c_leaves_nothing_of_a_command_of_the_user(terminal, workspace):
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, f"!{STUBBORN}")
+        interrupt_twice(screen, workspace)
+        ask(screen, "ping")
+        screen.expect("PONG")
+        assert alive(NAP) == []
+        leave(screen)
+    lines = prompts(server.requests[0])[-1].splitlines()
+    assert lines[:2] == [f"[the user ran: {STUBBORN}]", "begun"]
+    assert lines[-3:] == ["[interrupted]", "", "ping"]
+
+
 def working(request: dict) -> dict | str:
     """A model that appends its number, twice a prompt, and answers anything but `go` with PONG."""
     last = [m["content"] for m in request["messages"] if m["role"] == "user"][-1]
@@ -502,6 +540,16 @@ def test_a_paste_of_three_lines_is_one_prompt(terminal, keys):
         leave(screen)
     [[prompt]] = [prompts(request) for request in server.requests]
     assert [line for line in prompt.splitlines() if line.strip()] == ["one", "two", "three"]
+
+
+def test_a_paste_with_the_line_ends_of_windows_is_its_lines_and_nothing_else(terminal):
+    with FlakyServer(["PONG"] * 3) as server:
+        screen = terminal(server=server)
+        screen.prompt()
+        screen.send("c1\r\nc2\r\nc3\r\n")
+        screen.expect("PONG")
+        leave(screen)
+    assert [prompts(request) for request in server.requests] == [["c1\nc2\nc3"]]
 
 
 def test_help_names_the_commands_and_asks_nobody(terminal):
