@@ -2139,7 +2139,8 @@ class Client:
                 self.reused = True
                 return reply
         except requests.exceptions.SSLError as error:
-            raise ProviderError(f"no secure connection to {url}: {error}") from error
+            hint = "REQUESTS_CA_BUNDLE names a file with other authorities"
+            raise ProviderError(f"no secure connection to {url}: {error}; {hint}") from error
         except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
             raise ProviderError(f"can not use {url}: {error}") from error
         except (
@@ -2393,6 +2394,8 @@ def masked(error: ProviderError | Transient, mask: Callable[[str], str]) -> Exce
 def connection_reason(error: Exception, endpoint: str) -> str:
     """A network failure in a few words."""
     name, text = type(error).__name__, str(error)
+    if "Proxy" in name:
+        return f"the proxy in the way of {endpoint} failed"
     if "Timeout" in name or "timed out" in text:
         return f"no answer from {endpoint} in time"
     if "refused" in text:
@@ -4446,6 +4449,7 @@ class Agent:
     def set_model(self, model: str) -> None:
         """Go on with another model of the same endpoint."""
         self.client.model = self.session.header["model"] = model
+        self.client.window, self.window_asked = self.settings.context, False
         self.client.forget_projection()
 
     def set_provider(self, name: str) -> None:
