@@ -36,6 +36,7 @@ import argparse
 import codecs
 import dataclasses
 import difflib
+import errno
 import fcntl
 import fnmatch
 import functools
@@ -81,6 +82,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 CONNECT_SECONDS = 10.0  # to reach the server
 SILENCE_SECONDS = 120.0  # without a byte, or without an event that carries data
+FIRST_EVENT_SECONDS = 600.0  # to the first event that carries data, while comments come
 RETRIES = 4  # further tries after a failed request
 RETRY_BASE_SECONDS = 1.0  # then 2, 4, 8
 RETRY_AFTER_LIMIT_SECONDS = 300.0  # a server that asks for a longer wait ends the turn
@@ -190,7 +192,7 @@ class Settings:
             raise UsageError(f"provider {self.provider!r} is not one of: {known}")
         if self.base_url and not is_web_address(self.base_url):
             raise UsageError(f"base URL {self.base_url!r} does not start with http:// or https://")
-        if not re.fullmatch(r"[!-~]*", self.api_key):
+        if not re.fullmatch(r"[!-~]*", str(self.api_key or "")):
             raise UsageError("the API key holds a blank or a character that no header can carry")
         for name in ("context", "compact_at", "max_turns"):
             if isinstance(getattr(self, name), bool | str | None):
@@ -1121,6 +1123,7 @@ class Transient(Exception):
     def __init__(self, reason: str, after: float | None = None, *, stale: bool = False) -> None:
         super().__init__(reason)
         self.after = after
+        self.empty = False  # not one event came
         self.stale = stale  # a pooled connection that the server had closed
         self.told = ""  # the whole answer of a server error, for the adaptation
 
@@ -1416,7 +1419,7 @@ class Resolver:
         for item in [items] if isinstance(items, dict) else items:
             if isinstance(item, dict):
                 self._slot(item).add(item, self.offered)
-        if delta.get("function_call"):
+        if delta.get("function_call") and not items:  # some send each fragment in both forms
             self._slot({"index": 0}).add({"function": delta["function_call"]}, self.offered)
         if choice.get("finish_reason"):
             self.finish += f" {choice['finish_reason']}".lower()
@@ -1742,7 +1745,7 @@ def classify(status: int, body: Any, after: float | None = None) -> ProviderErro
 
 def kind_of_error(status: int, body: Any, after: float | None) -> ProviderError | Transient:
     """The first kind in the tables that fits; what none knows is decided by the status."""
-    words = clean(error_words(body))[:2000]
+    words = " ".join(clean(error_words(body)).split())[:2000]
     codes = error_codes(body)
     text = f"{' '.join(codes)} {words}"
     said = f"({status}): {words or 'no reason given'}"
@@ -1782,7 +1785,7 @@ def retry_after(headers: Mapping[str, str], now: float, status: int = 429) -> fl
     for name in ("retry-after-ms", "x-ms-retry-after-ms"):
         if re.fullmatch(r"\d+(\.\d+)?", lower.get(name, "")):
             return float(lower[name]) / 1000
-    told = wait_in(lower.get("retry-after", ""), now)
+    told = wait_in(lower.get("retry-after") or lower.get("llm_provider-retry-after", ""), now)
     if told is not None or status != 429:
         return told
     waits = []
@@ -1966,7 +1969,7 @@ class Client:
         self.endpoint = settings.endpoint
         self.window = settings.context  # tokens, 0: not told
         self.model = settings.model
-        self.key = settings.api_key
+        self.key = settings.api_key or ""
         self.emit = emit
         self.sleep = sleep
         self.clock = clock
@@ -2017,7 +2020,7 @@ class Client:
         known = next((row.quirks for row in rows if row.base_url == self.endpoint), ())
         return self._learned.setdefault(self.model, set(known))
 
-    def body(self, transcript: Transcript, tools: str) -> bytes:
+    def body(self, transcript: Transcript, tools: str, *, stream: bool = True) -> bytes:
         """The encoded request; `tools` is a JSON list, "" for none. Messages come last."""
         origin = (self.endpoint, self.model)
         lines = []
@@ -2027,8 +2030,8 @@ class Client:
                 line = transcript.encoded(message) if sent is message else encode(sent)
                 self._projected[id(message)] = (message, line)
             lines.append(self._projected[id(message)][1])
-        parts = [f'"model":{encode(self.model)}', '"stream":true']
-        if "no_stream_options" not in self.learned:
+        parts = [f'"model":{encode(self.model)}', f'"stream":{encode(stream)}']
+        if stream and "no_stream_options" not in self.learned:
             parts.append('"stream_options":{"include_usage":true}')
         if tools:
             parts.append(f'"tools":{tools}')
@@ -2054,10 +2057,10 @@ class Client:
 
         `quiet`: its text is not reported and not kept when the user interrupts.
         """
-        attempt, excused, self.quiet = 1, False, quiet
+        attempt, excused, stream, self.quiet = 1, False, True, quiet
         while True:
             self.forget_partial()
-            body = self.body(transcript, tools)
+            body = self.body(transcript, tools, stream=stream)
             try:
                 reply = self._attempt(body, offered)
                 self._notice_cut_prompt(reply, body)
@@ -2073,6 +2076,7 @@ class Client:
                 if failure.stale and not excused:
                     excused = True
                     continue
+                stream = not failure.empty  # without a stream such a server tells what is wrong
                 self._wait(attempt, failure)
                 attempt += 1
 
@@ -2204,7 +2208,8 @@ class Client:
         import requests
         import urllib3
 
-        self.last_event = self.clock()
+        # The first token may take long: a server that reads a long prompt sends signs of life.
+        self.last_event = self.clock() + FIRST_EVENT_SECONDS - SILENCE_SECONDS
         lines = read_lines(inflate(self._chunks(response)))
         try:
             first = next((line for line in lines if line.strip()), b"").removeprefix(
@@ -2212,6 +2217,8 @@ class Client:
             )
             if first.lstrip().startswith(b"<"):
                 raise ProviderError(f"{self.endpoint} sent a web page: check the base URL")
+            if not first:
+                raise empty_stream()
             for name, text in read_events(itertools.chain([first], lines)):
                 value = json_or_none(text)
                 shown = "" if name else resolver.plain(value)
@@ -2374,6 +2381,13 @@ def window_in(answer: Any, model: str) -> int:
     return 0
 
 
+def empty_stream() -> Transient:
+    """A stream without a single byte, ended cleanly."""
+    failure = Transient("the stream was empty")
+    failure.empty = True
+    return failure
+
+
 GRACE_SECONDS = 2.0  # for what comes behind the end of a reply on a socket that stays open
 
 
@@ -2522,11 +2536,18 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
     for part in parts:
         if len(part) > 1 and part.startswith("["):
             negated = part.startswith("[!")
-            inner = re.sub(r"([\\\[&~|])", r"\\\1", part[2 if negated else 1 : -1])
-            made.append(f"[{'^' if negated else ''}{inner}]")
+            inner = part[2 if negated else 1 : -1]
+            made.append(class_regex(inner, negated=negated) if inner else re.escape(part))
         else:
             made.append(tokens.get(part) or re.escape(part))
     return re.compile("".join(made), re.DOTALL)
+
+
+def class_regex(inner: str, *, negated: bool) -> str:
+    """`a-z` of a glob's `[a-z]` as a regex; a range that runs backwards is its two characters."""
+    text = re.sub(r"([\\\[\]^&~|])", r"\\\1", inner)
+    text = re.sub(r"(\w)-(\w)", lambda m: m[0] if m[1] <= m[2] else f"{m[1]}{m[2]}\\-", text)
+    return f"[{'^' if negated else ''}{text}]"
 
 
 class Workspace:
@@ -2968,6 +2989,8 @@ class Capture:
             self._file.write(data)
         elif self.size > RESULT_CHARS // 2 and self.path is not None:
             for folder in (self.path.parent.parent, self.path.parent):
+                if folder.is_symlink():
+                    raise OSError(errno.ELOOP, "a link in place of a folder")
                 folder.mkdir(mode=0o700, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             self._file = open(os.open(self.path, flags, 0o600), "wb", buffering=0)
@@ -3064,9 +3087,9 @@ class CommandHost:
             if answer is None:
                 self._end(reader, capture)
         except KeyboardInterrupt as error:
-            self._end(reader, capture)
+            last = self._end(reader, capture) or error
             self._drain(reader, take, keep=False)
-            raise Stop(exit_code_of(error), capture.text()) from error
+            raise Stop(exit_code_of(last), capture.text()) from error
         except (OSError, ToolError) as error:
             os.close(reader)
             raise ToolError(f"the command host failed, and the command: {error}") from error
@@ -3115,22 +3138,25 @@ class CommandHost:
             raw += piece
         return dict(json.loads(raw))
 
-    def _end(self, reader: int, capture: Capture) -> None:
+    def _end(self, reader: int, capture: Capture) -> KeyboardInterrupt | None:
         """End everything the running command started, politely first; its last words are kept.
 
-        A further Ctrl-C goes on to the next signal, so that nothing is left running.
+        A further Ctrl-C goes on to the next signal, so that nothing is left running; a SIGTERM or
+        SIGHUP that came meanwhile is returned.
         """
+        later: KeyboardInterrupt | None = None
         for number in (15, 9, 9):
             try:
                 self.channel.sendall(encode({"end": number}).encode() + b"\n")
                 if self._follow(reader, END_SECONDS, capture.add) is not None:
                     self.channel.sendall(encode({"end": 9}).encode() + b"\n")
-                    return
-            except KeyboardInterrupt:
-                continue
+                    break
+            except KeyboardInterrupt as stop:
+                later = stop if isinstance(stop, Stop) else later
             except (OSError, ToolError, AttributeError):  # the host is gone
                 self.close()
-                return
+                break
+        return later
 
     def _drain(self, reader: int, take: Callable[[bytes], None], *, keep: bool) -> None:
         """Take what is still in the pipe; a thread empties it on while background jobs hold it."""
@@ -4212,19 +4238,31 @@ def decide_command(policy: Policy, command: str) -> Decision:
     return strictest(decide_part(policy, words) for words in parts)
 
 
-PEELED = RESERVED | {"sudo", "env", "nohup", "nice", "timeout", "xargs", "setsid", "stdbuf"}
+# Words in front of the command that really runs.
+PEELED = RESERVED | set("sudo env nohup nice timeout xargs setsid stdbuf bash sh zsh time".split())
 
 
 def denied_inside(policy: Policy, command: str) -> Decision | None:
     """What the deny rules say of the commands inside one that is more than plain words."""
     for part in re.split(r"[;&|\n(){}`]", command) if policy.deny else ():
         words = re.sub(r"['\"\\]|[0-9]?[<>]+&?\s*\S+", "", part).split()
-        while words and (words[0] in PEELED or "=" in words[0] or words[0].startswith(("-", "$"))):
-            words.pop(0)
-        found = ruled(policy, "deny", "bash", " ".join(words), "command") if words else None
-        if found:
-            return found
+        for start in command_starts(words):
+            rest = [words[start].rpartition("/")[2], *words[start + 1 :]]
+            found = ruled(policy, "deny", "bash", " ".join(rest), "command")
+            if found:
+                return found
     return None
+
+
+def command_starts(words: Sequence[str]) -> list[int]:
+    """Where the command itself may begin, behind wrappers, assignments and their options."""
+    at = 0
+    while at < len(words) and (
+        words[at] in PEELED or "=" in words[at] or re.fullmatch(r"[-$].*|[\d.]+[smhd]?", words[at])
+    ):
+        at += 1
+    behind_option = at > 0 and words[at - 1].startswith("-")  # the word may belong to the option
+    return [start for start in (at, at + behind_option) if start < len(words)]
 
 
 def denied_word(policy: Policy, command: str) -> Decision | None:
@@ -4613,6 +4651,11 @@ class Agent:
     def count(self, reply: Reply) -> None:
         """Add up what a reply cost and report it."""
         self.turns += 1
+        estimated = not reply.usage
+        if estimated:
+            told = estimate_tokens(encode(reply.message))
+            sent = self.transcript.tokens() + estimate_tokens(self.tools_json)
+            reply.usage = {"prompt_tokens": sent, "completion_tokens": told}
         total = self.session.header["usage"]  # tokens by kind
         for name, number in reply.usage.items():
             self.usage[name] = self.usage.get(name, 0) + number
@@ -4620,7 +4663,7 @@ class Agent:
             total[name] = number + (known if isinstance(known, int) else 0)
         usage = {"prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0, **reply.usage}
         model = reply.message["_"]["answered"]
-        self.emit("usage", model=model, cost_usd=None, estimated=not reply.usage, **usage)
+        self.emit("usage", model=model, cost_usd=None, estimated=estimated, **usage)
 
     def note_budget(self) -> None:
         """Tell the model once when nine tenths of its steps are used, and when all are."""
@@ -5605,7 +5648,9 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     screen = Screen(sys.stdout, sys.stderr, streams=sys.stdout.isatty())
     if flags.sessions:
         show_sessions(root / ".agent" / "sessions", screen)
-        return 1 if screen.failure else 0
+        if screen.failure:
+            raise AgentError(f"the list could not be written: {screen.failure}")
+        return 0
     one_shot = bool(flags.prompt) or not sys.stdin.isatty() or flags.print
     prompt = read_prompt(flags.prompt, sys.stdin) if one_shot else ""
     if one_shot and not prompt.strip():
@@ -5707,6 +5752,7 @@ def read_prompt(words: Sequence[str], stdin: Any) -> str:
     return clean(prompt)
 
 
+PIPE_BYTES = 10_000_000  # of piped data that are read beside a prompt
 PIPE_SECONDS = 1.0  # how long piped data may take to arrive, beside a prompt
 
 
@@ -5725,7 +5771,10 @@ def read_ready(stdin: Any) -> bytes:
         if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
             return b""
         pieces: list[bytes] = []
-        while select.select([descriptor], [], [], PIPE_SECONDS)[0]:
+        while (
+            sum(map(len, pieces)) < PIPE_BYTES
+            and select.select([descriptor], [], [], PIPE_SECONDS)[0]
+        ):
             pieces.append(os.read(descriptor, 1 << 20))
             if not pieces[-1]:
                 break

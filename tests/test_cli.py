@@ -586,16 +586,28 @@ def test_a_timeout_ends_the_group_and_keeps_the_output(run_agent):
     assert alive(NAP) == []
 
 
+def dig(folder: Path, depth: int, text: str) -> None:
+    """Make folders in one another, as many as asked, and a file at the bottom."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    with open(os.open("bottom", os.O_WRONLY | os.O_CREAT, dir_fd=here), "w") as file:
+        file.write(text)
+    os.close(here)
+
+
 def test_a_tree_of_1200_folders_in_one_another_is_listed_and_searched(run_agent, workspace):
-    dig = "for n in $(seq 1200); do mkdir d && cd d || exit; done; echo needle >bottom"
     bottom = "d/" * 1200 + "bottom"
     script = [
         batch(call("list_files"), call("grep", regex="needle"), call("read_file", path=bottom)),
         call("read_file", path="botom"),
         "ok",
     ]
-    subprocess.run(["bash", "-c", dig], cwd=workspace, check=True)
     try:
+        dig(workspace, 1200, "needle\n")
         with FlakyServer(script) as server:
             done = run_agent("hi", server=server)
     finally:
