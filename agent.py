@@ -86,6 +86,7 @@ FIRST_EVENT_SECONDS = 600.0  # to the first event that carries data, while comme
 RETRIES = 4  # further tries after a failed request
 RETRY_BASE_SECONDS = 1.0  # then 2, 4, 8
 RETRY_AFTER_LIMIT_SECONDS = 300.0  # a server that asks for a longer wait ends the turn
+SECRET_CHARS = 16  # a key of this length is masked in results; a shorter one may be any word
 RESULT_CHARS = 20_000  # of one tool result
 OUTPUT_FILE_BYTES = 50_000_000  # of a command's whole output kept on disk
 LINE_CHARS = 2_000  # of one line shown by read_file
@@ -1217,6 +1218,9 @@ class Slot:
 
     def complete(self) -> bool:
         """Whether the fragments so far are an object."""
+        tail = next((piece for piece in reversed(self.fragments) if piece.strip()), "")
+        if not tail.rstrip().endswith("}"):
+            return False  # asked for each fragment where the name is repeated: no join for each
         return strict_object("".join(self.fragments)) is not None
 
     def begins_another(self, function: Mapping[str, Any]) -> bool:
@@ -1238,8 +1242,9 @@ class Slot:
             self.fragments.append(raw)
         elif raw is not None:
             self.fragments = [encode(raw)]
-        known = ("id", "index", "type", "function")
-        self.extras.update({k: v for k, v in item.items() if k not in known and v is not None})
+        known = {"id", "index", "type", "function"}
+        if not item.keys() <= known:
+            self.extras.update({k: v for k, v in item.items() if k not in known and v is not None})
 
     def calls(self) -> list[Message]:
         """The call, or the calls, that the fragments are; [] when nothing was said."""
@@ -1356,6 +1361,7 @@ class Resolver:
         self.texts: dict[int, list[str]] = {}  # by choice: several choices are joined
         self.think = ThinkFilter()
         self.extras: dict[str, Any] = {}
+        self.thoughts: dict[str, list[str]] = {}  # by the key it came under
         self.usage: dict[str, int] = {}
         self.finish = ""  # the words for the end, all that came
         self.model = ""
@@ -1408,13 +1414,15 @@ class Resolver:
         if not delta and not self.slots and not any(parts):  # else it repeats what was streamed
             delta = object_in(choice, "message")
             self.done = self.done or bool(delta)
-        content, inner = split_content(delta.get("content") or choice.get("text"))
-        content = content or text_of(delta.get("refusal"))
+        told = delta.get("content") or choice.get("text") or delta.get("refusal")
+        content, inner = split_content(told) if told else ("", "")
         thought = inner + self._reasoning(delta)
-        if number == min(self.texts):
+        leads = number == min(self.texts)
+        if leads:
             content, tagged = self.think.feed(content) if content else ("", "")
             thought += tagged
-        parts.append(content)
+        if content:
+            parts.append(content)
         items = delta.get("tool_calls") or ()
         for item in [items] if isinstance(items, dict) else items:
             if isinstance(item, dict):
@@ -1423,14 +1431,16 @@ class Resolver:
             self._slot({"index": 0}).add({"function": delta["function_call"]}, self.offered)
         if choice.get("finish_reason"):
             self.finish += f" {choice['finish_reason']}".lower()
-        return (content if number == min(self.texts) else ""), thought
+        return (content if leads else ""), thought
 
     def _reasoning(self, delta: Mapping[str, Any]) -> str:
         """Keep reasoning under the names it came by; returns it once."""
         thought = ""
+        if delta.keys().isdisjoint(EXTRA_KEYS):
+            return thought
         for key in ("reasoning_content", "reasoning"):
             if isinstance(delta.get(key), str) and delta[key]:
-                self.extras[key] = self.extras.get(key, "") + delta[key]
+                self.thoughts.setdefault(key, []).append(delta[key])
                 thought = thought or delta[key]
         details = delta.get("reasoning_details")
         for item in details if isinstance(details, list) else ():
@@ -1444,6 +1454,8 @@ class Resolver:
         """Which call a delta belongs to. An index decides before an id, an id before position."""
         function = object_in(item, "function")
         index, call_id, name = item.get("index"), item.get("id") or "", function.get("name") or ""
+        if type(index) is int and not name and index in self.by_index:
+            return self.by_index[index]
         index = int(float(str(index))) if re.fullmatch(r"\d+(\.0)?", str(index)) else None
         by_id = next((slot for slot in self.slots if call_id and slot.id == call_id), None)
         if isinstance(index, int):
@@ -1491,7 +1503,8 @@ class Resolver:
         text = "\n\n".join(choice for choice in choices if choice)
         if text.strip() in OVERLOADED:
             raise Transient(text.strip())
-        message: Message = {"role": "assistant", "content": text or None, **self.extras}
+        thoughts = {key: "".join(parts) for key, parts in self.thoughts.items()}
+        message: Message = {"role": "assistant", "content": text or None, **thoughts, **self.extras}
         calls = [call for slot in self.slots for call in slot.calls()]
         if calls:
             message["tool_calls"] = calls
@@ -2000,9 +2013,9 @@ class Client:
             request.headers["Authorization"] = f"Bearer {self.key}"
         return request
 
-    def mask(self, text: str) -> str:
-        """The text without our key: servers quote it in errors."""
-        return text.replace(self.key, "***") if len(self.key) > 3 else text
+    def mask(self, text: str, *, least: int = 4) -> str:
+        """The text without our key, if it has `least` characters: servers quote it in errors."""
+        return text.replace(self.key, "***") if len(self.key) >= least else text
 
     @property
     def partial(self) -> str:
@@ -2229,7 +2242,7 @@ class Client:
                 if text.strip() == "[DONE]":
                     resolver.done = True
                     return
-                self._take(resolver, name, text)
+                self._take(resolver, name, text, value)
                 if resolver.finish:
                     shorten_patience(response)
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, zlib.error):
@@ -2244,9 +2257,9 @@ class Client:
             if self.clock() - self.last_event > SILENCE_SECONDS:
                 raise Transient(f"no data for {SILENCE_SECONDS:.0f} s")
 
-    def _take(self, resolver: Resolver, name: str, text: str) -> None:
+    def _take(self, resolver: Resolver, name: str, text: str, parsed: Any) -> None:
         """One event into the resolver, its text to the screen. Errors inside a 200 are raised."""
-        for value in json_values(text, name):
+        for value in [parsed] if isinstance(parsed, dict) else json_values(text, name):
             error = error_in(name, value)
             if error is not None:
                 failure = classify(status_in(error_codes(error)), error)
@@ -2272,6 +2285,8 @@ class Client:
             )
             if answer.status_code in (401, 403):
                 raise self._failure(answer.status_code, answer.content, answer.headers)
+            if answer.status_code != 200:
+                raise ProviderError(f"{self.endpoint} lists no models ({answer.status_code})")
             listed = answer.json()["data"]
             return [str(row["id"]) for row in listed]
         except requests.exceptions.ConnectionError as error:
@@ -2284,8 +2299,9 @@ class Client:
             ValueError,
             RecursionError,
         ) as error:
-            reason = type(error).__name__
-            raise ProviderError(f"{self.endpoint} lists no models ({reason})") from error
+            raise ProviderError(
+                f"{self.endpoint} lists no models (no list in its answer)"
+            ) from error
 
     def read_window(self) -> int:
         """Ask the endpoint for the model's window in tokens; 0 when it does not tell."""
@@ -2374,11 +2390,10 @@ def window_in(answer: Any, model: str) -> int:
     if set_by_user:
         return int(set_by_user[1])
     inner = ("default_generation_settings", "model_info", "meta", "limits")
-    for place in (answer, *(object_in(answer, key) for key in inner)):
-        for key, value in place.items():
-            if key.rpartition(".")[2] in WINDOW_KEYS and isinstance(value, int) and value >= 256:
-                return value
-    return 0
+    places = [answer, *(object_in(answer, key) for key in inner)]
+    named = [(key.rpartition(".")[2], value) for place in places for key, value in place.items()]
+    told = (value for wanted in WINDOW_KEYS for key, value in named if key == wanted)
+    return next((value for value in told if isinstance(value, int) and value >= 256), 0)
 
 
 def empty_stream() -> Transient:
@@ -3694,6 +3709,7 @@ class ShellTools:
     def __init__(self, workspace: Workspace, emit: Emit) -> None:
         self.workspace = workspace
         self.emit = emit
+        self.mask: Callable[[str], str] = str  # of our key in what a command prints
         self.output_folder: Path | None = None  # `.agent/output/<session>/`
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.call_id = ""  # of the running call: names the output file and the events
@@ -3722,7 +3738,7 @@ class ShellTools:
     def _live(self, data: bytes) -> None:
         text = plain_text(self.decoder.decode(data))
         if text:
-            self.emit("tool_output", id=self.call_id, text=text)
+            self.emit("tool_output", id=self.call_id, text=self.mask(text))
 
     def _result(self, capture: Capture, code: int | None, left: list[int], seconds: int) -> str:
         """Output, what is still running, and last of all the exit code or the timeout."""
@@ -4495,7 +4511,7 @@ class Agent:
         row = PROVIDERS.get(name)
         if row is None:
             raise UsageError(f"provider {name!r} is not one of: {', '.join(PROVIDERS)}")
-        key = find_key(row, self.settings.keys)
+        key = self.settings.keys.get(row.key_name) or find_key(row, self.settings.keys)
         if not key and not is_local(row.base_url):
             raise KeyRefused(f"no key for {name}: set {row.key_name}")
         changes: dict[str, Any] = {"provider": name, "base_url": "", "api_key": key}
@@ -4837,6 +4853,7 @@ class Agent:
 
     def answer(self, call: Call, status: str, text: str, decision: Decision, began: float) -> None:
         """Fill in a result, save, report; an equal call with an equal result is counted."""
+        text = self.client.mask(text, least=SECRET_CHARS)
         made = (call.name, encode(call.arguments), text)
         self.streak = [*self.streak, made] if made in self.streak[-1:] else [made]
         if len(self.streak) == REPEATS_NOTED:
@@ -5374,10 +5391,9 @@ class Repl:
         """show or change the model: /model [ID]"""
         if argument:
             self.agent.set_model(argument)
-        else:
-            for name in self.agent.client.models():
-                self.screen.line(f"  {visible(name)}")
         self.screen.line(f"model: {self.agent.client.model} at {self.agent.client.endpoint}")
+        for name in [] if argument else self.agent.client.models():
+            self.screen.line(f"  {visible(self.agent.client.mask(name))}")
 
     def do_provider(self, argument: str) -> None:
         """show the providers or change to one: /provider [NAME]"""
@@ -5473,6 +5489,7 @@ def build_agent(
     client.model = settings.model or known_model(session, client) or client.first_model()
     workspace = Workspace(root, settings.environ)
     shell = ShellTools(workspace, report)
+    shell.mask = lambda text: agent.client.mask(text, least=SECRET_CHARS)
     agent = Agent(settings, client, workspace, emit=report, ask=guarded(ask) if ask else None)
     agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
     session, trouble = (session, "") if session else begin_session(settings, root)
@@ -5569,6 +5586,7 @@ def ignore_signals() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The program; returns its exit code."""
     flags: argparse.Namespace | None = None
+    settings: Settings | None = None
     try:
         open_streams()
         install_signals()
@@ -5582,8 +5600,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         report_failure(flags, "cancelled", exit_code_of(stop))
         return exit_code_of(stop)
     except Exception as error:
-        where = save_crash(error)
-        report_failure(flags, f"internal error: {error!r}; {where}", 1)
+        keys = [*(settings.keys.values() if settings else ()), *map(os.environ.get, KEY_NAMES)]
+        where = save_crash(error, keys)
+        report_failure(flags, mask_keys(f"internal error: {error!r}; {where}", keys), 1)
         return 1
     finally:
         close_streams()
@@ -5623,15 +5642,19 @@ def close_streams() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def save_crash(error: Exception) -> str:
+def mask_keys(text: str, keys: Iterable[str | None]) -> str:
+    """The text without any of the keys."""
+    for key in keys:
+        text = text.replace(key, "***") if key and len(key) > 3 else text
+    return text
+
+
+def save_crash(error: Exception, keys: Iterable[str | None]) -> str:
     """The trace of a fault of ours, for a bug report; says where it is."""
     import traceback
 
     path = Path(".agent") / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-    text = "".join(traceback.format_exception(error))
-    for name in KEY_NAMES:
-        secret = os.environ.get(name, "")
-        text = text.replace(secret, "***") if len(secret) > 3 else text
+    text = mask_keys("".join(traceback.format_exception(error)), keys)
     try:
         state_folder(Path.cwd())
         write_private(path, clean(text))

@@ -52,18 +52,42 @@ def cpu(work: Callable[[], object]) -> float:
 # -- reading a stream
 
 
-def small_events() -> bytes:
-    """A stream of 20 MB in events of about 150 bytes, as OpenAI sends them, with its end."""
+Delta = dict[str, object]
 
-    def event(delta: dict, finish: str | None = None) -> bytes:
+
+def small_events(delta_of: Callable[[str], Delta], size: int = STREAM_BYTES) -> bytes:
+    """A stream of events of about 150 bytes, as OpenAI sends them, with its end."""
+
+    def event(delta: Delta, finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
         body = {"id": "chatcmpl-0123456789", "object": "chat.completion.chunk", "model": "m-1"}
         text = json.dumps({**body, "choices": [choice]}, separators=(",", ":"))
         return b"data: " + text.encode() + b"\n\n"
 
-    words = [event({"content": f" word{number}"}) for number in range(100)]
-    count = STREAM_BYTES // sum(map(len, words))
+    words = [event(delta_of(f" word{number}")) for number in range(100)]
+    count = size // sum(map(len, words))
     return b"".join(words * count) + event({}, "stop") + b"data: [DONE]\n\n"
+
+
+def text(word: str) -> Delta:
+    """A piece of the answer."""
+    return {"content": word}
+
+
+def thought(word: str) -> Delta:
+    """A piece of the reasoning."""
+    return {"reasoning_content": word}
+
+
+def argument(word: str) -> Delta:
+    """A piece of a call's arguments."""
+    return {"tool_calls": [{"index": 0, "function": {"arguments": word}}]}
+
+
+def named_argument(word: str) -> Delta:
+    """The same from a server that repeats the name each time."""
+    function = {"name": "write_file", "arguments": word}
+    return {"tool_calls": [{"index": 0, "id": "call_1", "function": function}]}
 
 
 def chunks(stream: bytes) -> Iterator[bytes]:
@@ -91,7 +115,7 @@ def read_as_the_client(stream: bytes) -> agent.Reply:
 
 
 def read_bare(stream: bytes) -> str:
-    """The least that any client must do: split at newlines, parse the same JSON, join the text."""
+    """The least that any client must do: split at newlines, parse the same JSON, keep the text."""
     texts, rest = [], b""
     for chunk in chunks(stream):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -102,13 +126,36 @@ def read_bare(stream: bytes) -> str:
     return "".join(texts)
 
 
+def against_the_bare_loop(stream: bytes) -> Figures:
+    """What the client costs, and what the bare loop costs."""
+    return Figures(cpu(lambda: read_as_the_client(stream)), cpu(lambda: read_bare(stream)), 2.0)
+
+
 @row
-def reading() -> Figures:
-    """reading 20 MB of small events against a bare loop"""
-    stream = small_events()
+def reading_text() -> Figures:
+    """reading 20 MB of text in small events / a bare loop"""
+    stream = small_events(text)
     reply = read_as_the_client(stream)
     assert reply.message["content"] == read_bare(stream), "the two read different texts"
-    return Figures(cpu(lambda: read_as_the_client(stream)), cpu(lambda: read_bare(stream)), 2.0)
+    return against_the_bare_loop(stream)
+
+
+@row
+def reading_thoughts() -> Figures:
+    """reading 20 MB of reasoning / a bare loop"""
+    return against_the_bare_loop(small_events(thought))
+
+
+@row
+def reading_arguments() -> Figures:
+    """reading 20 MB of a call's arguments / a bare loop"""
+    return against_the_bare_loop(small_events(argument))
+
+
+@row
+def reading_named_arguments() -> Figures:
+    """reading 2 MB of them, the name in each event / a bare loop"""
+    return against_the_bare_loop(small_events(named_argument, STREAM_BYTES // 10))
 
 
 # -- the table

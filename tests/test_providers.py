@@ -1,0 +1,601 @@
+"""Providers: their table, changing between its rows, servers on this machine, their windows."""
+
+import http.server
+import json
+import signal
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from conftest import KEY, put_session, session_files, talk, until
+
+from agent import (
+    KEY_NAMES,
+    LOCAL_PROVIDERS,
+    PROVIDERS,
+    Client,
+    Settings,
+    build_agent,
+    find_local_server,
+    problems,
+)
+from flaky_server import FlakyServer
+
+PORTS = {"ollama": 11434, "lmstudio": 1234, "llamacpp": 8080, "vllm": 8000}
+HOSTED = sorted(set(PROVIDERS) - set(PORTS))
+CANARY = "sk-canary-0123456789abcdef"
+OLD = "20260101-100000-aaaa"
+NO_ENDPOINT = {"AGENT_BASE_URL": None, "AGENT_API_KEY": None, "AGENT_MODEL": None}
+
+
+class Routes:
+    """A server of fixed answers: path -> (status, value), or a value; the rest is 404.
+
+    `asked` holds (method, path, body) of each request.
+    """
+
+    def __init__(self, answers: dict[str, Any], port: int = 0) -> None:
+        self.asked: list[tuple[str, str, Any]] = []
+        asked = self.asked
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                size = int(self.headers.get("Content-Length") or 0)
+                asked.append((self.command, self.path, json.loads(self.rfile.read(size) or "null")))
+                found = answers.get(self.path, (404, {"error": {"message": "not found"}}))
+                status, value = found if isinstance(found, tuple) else (200, found)
+                raw = (value if isinstance(value, str) else json.dumps(value)).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            do_GET = do_POST = answer
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+
+    def __enter__(self) -> "Routes":
+        threading.Thread(target=self.http.serve_forever, args=(0.005,), daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+
+def listing(*ids: str, **fields: object) -> dict[str, Any]:
+    """What /v1/models answers; the fields go to the first model."""
+    rows = [{"id": name, "object": "model"} for name in ids]
+    return {"object": "list", "data": [rows[0] | fields, *rows[1:]]}
+
+
+def ask(screen, text: str) -> None:
+    """Type a line at the prompt."""
+    screen.prompt()
+    screen.send(text + "\r")
+
+
+def leave(screen) -> None:
+    """Leave at the prompt."""
+    ask(screen, "exit")
+    assert screen.wait() == 0
+
+
+@pytest.fixture
+def free_ports() -> None:
+    """Skip where a real server, or another test run, has one of the ports of the local rows."""
+    for port in PORTS.values():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                pytest.skip(f"port {port} of this machine is in use")
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+def test_the_table_has_the_rows_that_were_promised():
+    promised = "openai openrouter groq nvidia deepseek mistral gemini together xai"
+    assert set(promised.split()) | set(PORTS) <= set(PROVIDERS)
+    assert set(LOCAL_PROVIDERS) == set(PORTS)
+    urls = [row.base_url for row in PROVIDERS.values()]
+    assert len(set(urls)) == len(urls)
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_a_hosted_row_has_a_secure_address_a_key_variable_and_a_model(name):
+    row = PROVIDERS[name]
+    address = urlsplit(row.base_url)
+    assert (address.scheme, address.port, row.base_url.endswith("/")) == ("https", None, False)
+    assert row.key_name == f"{name.upper()}_API_KEY" and row.key_name in KEY_NAMES
+    assert row.model != ""
+
+
+@pytest.mark.parametrize("name, port", PORTS.items())
+def test_a_local_row_is_on_loopback_and_needs_no_key(name, port):
+    row = PROVIDERS[name]
+    assert row.base_url == f"http://127.0.0.1:{port}/v1"
+    assert (row.key_name, row.model) == ("", "")
+
+
+class Proxy(socketserver.ThreadingTCPServer):
+    """A proxy that notes where it should connect to, and refuses."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.wanted: list[str] = []
+        super().__init__(("127.0.0.1", 0), ProxyHandler)
+
+    @property
+    def url(self) -> str:
+        """For HTTPS_PROXY."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class ProxyHandler(socketserver.StreamRequestHandler):
+    """One request to the proxy."""
+
+    def handle(self) -> None:
+        self.server.wanted.append(self.rfile.readline().decode())
+        self.wfile.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    """A proxy through which nothing leaves this machine."""
+    with Proxy() as made:
+        threading.Thread(target=made.serve_forever, args=(0.005,), daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_the_flag_decides_the_host_and_the_key_variable_of_the_row_is_enough(
+    start_agent, proxy, name
+):
+    env = NO_ENDPOINT | {"HTTPS_PROXY": proxy.url, PROVIDERS[name].key_name: CANARY}
+    agent = start_agent("--provider", name, "hi", env=env)
+    until(lambda: proxy.wanted)
+    agent.send_signal(signal.SIGINT)
+    out, err = agent.communicate(timeout=20)
+    host = urlsplit(PROVIDERS[name].base_url).hostname
+    assert proxy.wanted[0].startswith(f"CONNECT {host}:443 ")
+    assert (agent.returncode, out, CANARY in err) == (130, "", False)
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_a_hosted_row_without_a_key_names_its_variable(run_agent, name):
+    done = run_agent("--provider", name, "hi", env=NO_ENDPOINT)
+    assert (done.returncode, done.stdout) == (41, "")
+    assert PROVIDERS[name].key_name in done.stderr
+
+
+def test_a_key_in_the_env_file_of_the_user_is_used(run_agent, home):
+    (home / ".config/agent").mkdir(parents=True)
+    (home / ".config/agent/env").write_text(f"# keys\nexport OPENAI_API_KEY='{CANARY}'\n")
+    with FlakyServer(["ok"], key=CANARY) as server:
+        done = run_agent("hi", server=server, env={"AGENT_API_KEY": None})
+    assert (done.returncode, done.stdout) == (0, "ok\n")
+
+
+def test_the_model_that_answered_is_kept_with_the_reply(run_agent, workspace):
+    with FlakyServer([{"text": "ok", "model": "served-7b"}]) as server:
+        done = run_agent("--json", "hi", server=server)
+    [path] = session_files(workspace)
+    reply = json.loads(path.read_text())["messages"][-1]
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert "served-7b" in reply["_"].values() and "flaky-1" in reply["_"].values()
+    assert [e["model"] for e in events if e["type"] == "usage"] == ["served-7b"]
+
+
+# -- this machine --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_no_proxy_stands_between_the_agent_and_this_machine(run_agent, variable, host):
+    with FlakyServer(["ok"]) as server:
+        url = server.url.replace("127.0.0.1", host)
+        env = {variable: "http://127.0.0.1:9", "AGENT_BASE_URL": url, "AGENT_MODEL": None}
+        done = run_agent("hi", server=server, env=env)
+    assert (done.returncode, done.stdout) == (0, "ok\n")
+
+
+@pytest.mark.parametrize("name, port", PORTS.items())
+def test_a_server_on_a_known_port_is_found(free_ports, name, port):
+    with FlakyServer([], port=port):
+        assert find_local_server() == name
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param("<html>It works!</html>", id="a web page"),
+        pytest.param({"hello": "world"}, id="other JSON"),
+        pytest.param({"data": {"id": "x"}}, id="no list"),
+        pytest.param({"data": [{"name": "x"}]}, id="no ids"),
+        pytest.param({"data": ["x"]}, id="no objects"),
+        pytest.param({"data": []}, id="no models"),
+        pytest.param([], id="a list"),
+        pytest.param((500, listing("x")), id="a failure"),
+        pytest.param((302, listing("x")), id="a redirect"),
+    ],
+)
+def test_a_server_of_another_kind_is_not_taken_for_one(free_ports, answer):
+    with Routes({"/v1/models": answer}, port=8080) as other, FlakyServer([], port=8000):
+        assert find_local_server() == "vllm"
+        assert [path for _, path, _ in other.asked] == ["/v1/models"]
+
+
+def test_all_ports_are_asked_at_once_and_silence_is_not_waited_for(free_ports):
+    listeners = [socket.create_server(("127.0.0.1", port)) for port in PORTS.values()]
+    began = time.monotonic()
+    found = find_local_server()
+    took = time.monotonic() - began
+    for listener in listeners:
+        listener.close()
+    assert (found, took < 3) == ("", True)  # a tenth of it is the figure
+
+
+def test_without_key_and_url_a_terminal_uses_the_server_of_this_machine(free_ports, terminal):
+    with FlakyServer(["PONG"], port=11434) as server:
+        screen = terminal(env=NO_ENDPOINT)
+        assert "ollama" in screen.prompt()
+        screen.send("ping\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert [request["model"] for request in server.requests] == ["flaky-1"]
+
+
+def test_without_a_terminal_no_server_is_looked_for(free_ports, run_agent):
+    with FlakyServer(["never"], port=11434) as server:
+        done = run_agent("hi", env=NO_ENDPOINT)
+    assert (done.returncode, done.stdout, server.requests) == (41, "", [])
+
+
+# -- /provider and /model ------------------------------------------------------------------------
+
+
+def test_provider_goes_on_with_another_row_and_takes_no_reasoning_along(free_ports, terminal):
+    first = {"text": "PONG", "reasoning": "a private thought"}
+    with FlakyServer([first]) as old, FlakyServer(["PANG"], port=1234) as new:
+        screen = terminal(server=old)
+        ask(screen, "ping")
+        screen.expect("PONG")
+        ask(screen, "/provider lmstudio")
+        assert "127.0.0.1:1234" in screen.prompt()
+        screen.send("pang\r")
+        screen.expect("PANG")
+        ask(screen, "/status")
+        assert "127.0.0.1:1234" in screen.prompt()
+        screen.send("exit\r")
+        assert screen.wait() == 0
+    [request] = new.requests
+    assert (len(old.requests), request.problems) == (1, [])
+    assert [m["content"] for m in request["messages"][1:]] == ["ping", "PONG", "pang"]
+    assert b"private thought" not in request.raw
+
+
+@pytest.mark.parametrize(
+    "line, named",
+    [
+        pytest.param("/provider nosuch", "openrouter", id="unknown: the rows are named"),
+        pytest.param("/provider groq", "GROQ_API_KEY", id="no key: its variable is named"),
+        pytest.param("/provider vllm", "8000", id="nobody listens"),
+    ],
+)
+def test_a_provider_that_can_not_be_used_changes_nothing(free_ports, terminal, line, named):
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server, env={"AGENT_API_KEY": None})
+        ask(screen, line)
+        assert named in screen.prompt()
+        screen.send("ping\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert [request["model"] for request in server.requests] == ["flaky-1"]
+
+
+def test_provider_alone_names_the_rows(terminal):
+    with FlakyServer([]) as server:
+        screen = terminal(server=server)
+        ask(screen, "/provider")
+        shown = screen.prompt()
+        screen.send("exit\r")
+        assert screen.wait() == 0
+    assert [name for name in PROVIDERS if name not in shown] == []
+
+
+def test_model_alone_lists_what_the_server_has(terminal):
+    with Routes({"/v1/models": listing("m-1", "big-2", "odd\x1b]0;title\x07-3")}) as server:
+        screen = terminal(env={"AGENT_BASE_URL": server.url, "AGENT_MODEL": "mine-9"})
+        ask(screen, "/model")
+        shown = screen.prompt()
+        screen.send("exit\r")
+        assert screen.wait() == 0
+    assert [name for name in ("m-1", "big-2", "-3", "mine-9") if name not in shown] == []
+    assert "\x1b]0;title" not in screen.output
+
+
+def test_model_alone_says_which_is_used_where_the_server_lists_none(terminal):
+    with Routes({}) as server:
+        screen = terminal(env={"AGENT_BASE_URL": server.url, "AGENT_MODEL": "mine-9"})
+        ask(screen, "/model")
+        shown = screen.prompt()
+        screen.send("exit\r")
+        assert screen.wait() == 0
+    assert f"mine-9 at {server.url}" in shown and "lists no models" in shown
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(listing("m-1", f"m-{CANARY}"), id="as a model"),
+        pytest.param((401, {"error": {"message": f"wrong key {CANARY}"}}), id="in a refusal"),
+        pytest.param(f"<html>{CANARY}</html>", id="on a page"),
+    ],
+)
+def test_a_key_in_a_list_of_models_is_not_shown(terminal, answer):
+    with Routes({"/v1/models": answer}) as server:
+        env = {"AGENT_BASE_URL": server.url, "AGENT_MODEL": "mine-9", "AGENT_API_KEY": CANARY}
+        screen = terminal(env=env)
+        ask(screen, "/model")
+        leave(screen)
+    assert server.asked == [("GET", "/v1/models", None)]
+    assert CANARY not in screen.output
+
+
+# -- history of one row, sent to another ---------------------------------------------------------
+
+THOUGHT = "PRIVATE-THOUGHT"
+QUIRKS = {
+    "openai": {},
+    "deepseek": {"reasoning": THOUGHT},
+    "vllm": {"fault": "reasoning_key", "reasoning": THOUGHT},
+    "openrouter": {"fault": "reasoning_details", "reasoning": THOUGHT},
+    "gemini": {"fault": "thought_signature"},
+    "together": {"fault": "id_duplicate"},  # Kimi: the same ids in each turn
+    "groq": {"id": "call_" + "x" * 59},
+    "ollama": {"fault": "index_and_id_missing"},
+    "llamacpp": {"fault": "arguments_dict"},
+    "xai": {"fault": "id_missing", "text": "I look."},
+}
+WISHES = {
+    "openai": "wants_short_ids",
+    "groq": "refuses_reasoning",
+    "mistral": "wants_ids_of_nine",
+    "gemini": "wants_names_of_results",
+    "vertex": "wants_signatures",
+    "deepseek": "wants_reasoning",
+    "llamacpp": "wants_alternating_roles",
+    "lmstudio": "refuses_null_content",
+    "anthropic": "refuses_tool_turns",
+    "together": "refuses_text_with_calls",
+    "xai": None,
+}
+
+
+def made(server: FlakyServer, folder: Path, notices: list[str], **known: Any) -> Any:
+    """An agent that talks to the server."""
+    settings = {"base_url": server.url, "model": "m-1", "mode": "plan", "environ": {}}
+
+    def emit(kind: str, **fields: Any) -> None:
+        if kind == "notice":
+            notices.append(fields["text"])
+
+    return build_agent(Settings(workspace=str(folder), **settings), emit=emit, **known)
+
+
+def turn(quirk: dict[str, Any]) -> list[Any]:
+    """The script of a turn that reads a file, the call with the quirk, and then says a word."""
+    return [{"call": "read_file", "arguments": {"path": "a.txt"}} | quirk, "done"]
+
+
+def replies_of(request: Any) -> list[dict[str, Any]]:
+    """The messages of the assistant in a request."""
+    return [message for message in request["messages"] if message["role"] == "assistant"]
+
+
+def foreign_keys(request: Any) -> set[str]:
+    """The keys of replies and of their calls that not every server knows."""
+    replies = replies_of(request)
+    calls = [item for reply in replies for item in reply.get("tool_calls", [])]
+    known = {"role", "content", "tool_calls", "id", "type", "function"}
+    return {key for item in [*replies, *calls] for key in item} - known
+
+
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("quirk", QUIRKS)
+def test_the_history_of_one_provider_is_taken_by_another(workspace, quirk, wish):
+    (workspace / "a.txt").write_text("alpha\n")
+    strict = {"fault": WISHES[wish], "times": 2, "text": "taken"} if WISHES[wish] else "taken"
+    notices: list[str] = []
+    with (
+        FlakyServer(turn(QUIRKS[quirk]) + turn(QUIRKS[quirk])) as old,
+        FlakyServer([strict]) as new,
+    ):
+        agent = made(old, workspace, notices)
+        assert [agent.run("look").text, agent.run("again").text] == ["done", "done"]
+        before = json.dumps(agent.transcript.messages)
+        other = made(new, workspace, notices, session=agent.session)
+        assert other.run("go on").text == "taken"
+        after = json.dumps(agent.transcript.messages[: len(json.loads(before))])
+        agent.client.close()
+        other.close()
+    [*refused, taken] = new.requests
+    assert [r.problems for r in new.requests + old.requests if r.problems] == []
+    assert len(refused) <= 1 and len(notices) == len(refused)
+    assert foreign_keys(taken) == ({"reasoning_content"} if wish == "deepseek" else set())
+    assert THOUGHT.encode() not in taken.raw
+    assert json.loads(after)[1:] == json.loads(before)[1:]
+    assert problems(agent.transcript.messages) == []
+
+
+@pytest.mark.parametrize("quirk", QUIRKS)
+def test_another_model_of_the_same_server_gets_no_extras_and_the_first_one_gets_its_own_back(
+    workspace, quirk
+):
+    (workspace / "a.txt").write_text("alpha\n")
+    with FlakyServer([*turn(QUIRKS[quirk]), "at home", "abroad", "back"]) as server:
+        agent = made(server, workspace, [])
+        agent.run("look")
+        agent.run("and")
+        agent.set_model("m-2")
+        agent.run("go on")
+        agent.set_model("m-1")
+        agent.run("and back")
+        agent.close()
+    _, _, home, abroad, back = server.requests
+    assert [request["model"] for request in server.requests[2:]] == ["m-1", "m-2", "m-1"]
+    assert (foreign_keys(abroad), foreign_keys(back)) == (set(), foreign_keys(home))
+    count = len(home["messages"])
+    assert back["messages"][:count] == home["messages"]
+
+
+# -- the window ----------------------------------------------------------------------------------
+
+MODELS, SHOW, PROPS = "/v1/models", "/api/show", "/props"
+TRAINED = {"general.architecture": "llama", "llama.context_length": 131072}
+
+
+def models(**fields: object) -> dict[str, Any]:
+    """A list in which another model, with another window, stands before and behind ours."""
+    others = [{"id": name, **dict.fromkeys(fields, 4444)} for name in ("a-0", "z-9")]
+    return {MODELS: {"data": [others[0], {"id": "m-1", **fields}, others[1]]}}
+
+
+@pytest.mark.parametrize(
+    "answers, window",
+    [
+        pytest.param(models(context_length=200000), 200000, id="OpenRouter, Together"),
+        pytest.param(models(max_model_len=32768), 32768, id="vLLM"),
+        pytest.param(models(context_window=131072), 131072, id="Groq"),
+        pytest.param(models(max_context_length=65536), 65536, id="Mistral, LM Studio"),
+        pytest.param(
+            models(max_context_length=131072, loaded_context_length=8192), 8192, id="as loaded"
+        ),
+        pytest.param({SHOW: {"model_info": TRAINED}}, 131072, id="Ollama, trained"),
+        pytest.param({SHOW: {"parameters": "stop  x\nnum_ctx   8192"}}, 8192, id="Ollama, set"),
+        pytest.param(
+            {SHOW: {"model_info": TRAINED, "parameters": "num_ctx 8192"}}, 8192, id="Ollama, both"
+        ),
+        pytest.param(
+            {PROPS: {"default_generation_settings": {"n_ctx": 4096}}}, 4096, id="llama.cpp"
+        ),
+        pytest.param(
+            models(meta={"n_ctx_train": 131072})
+            | {PROPS: {"default_generation_settings": {"n_ctx": 4096}}},
+            4096,
+            id="llama.cpp, smaller than trained",
+        ),
+        pytest.param(models(owned_by="x") | {SHOW: {"model_info": TRAINED}}, 131072, id="mixed"),
+        pytest.param({}, 0, id="nothing"),
+        pytest.param(models(context_length=None, max_model_len=0), 0, id="null and zero"),
+        pytest.param(models(context_length=True), 0, id="true"),
+        pytest.param(models(context_length="many"), 0, id="a word"),
+        pytest.param(models(context_length=-1), 0, id="negative"),
+        pytest.param({MODELS: {"data": [{"id": "z", "context_length": 9999}]}}, 0, id="another"),
+        pytest.param({MODELS: {"data": "x"}, SHOW: [], PROPS: "<html>"}, 0, id="odd shapes"),
+        pytest.param({MODELS: (500, models(context_length=9999)[MODELS])}, 0, id="a failure"),
+        pytest.param({SHOW: {"model_info": [1], "parameters": {"num_ctx": 1}}}, 0, id="odd show"),
+        pytest.param({MODELS: {"data": [None, {"id": 7}, []]}}, 0, id="odd rows"),
+    ],
+)
+def test_the_window_is_read_where_the_endpoint_offers_it(answers, window):
+    with Routes(answers) as server:
+        known = Settings(base_url=server.url, model="m-1", environ={})
+        client = Client(known, lambda kind, **data: None)
+        assert client.read_window() == window
+        client.close()
+    shown = [body for method, path, body in server.asked if (method, path) == ("POST", SHOW)]
+    assert [body["model"] for body in shown] in ([], ["m-1"])
+
+
+def status_of(terminal: Callable, *flags: str, env: dict[str, Any]) -> str:
+    """What /status shows at the first prompt."""
+    screen = terminal(*flags, env=env)
+    ask(screen, "/status")
+    shown = screen.prompt()
+    screen.send("exit\r")
+    assert screen.wait() == 0
+    return shown
+
+
+def test_status_shows_the_window_that_the_server_tells(terminal):
+    with Routes(models(max_model_len=32768)) as server:
+        shown = status_of(terminal, env={"AGENT_BASE_URL": server.url, "AGENT_MODEL": "m-1"})
+    assert "of 32768 tokens" in shown
+
+
+def test_status_marks_a_window_that_nobody_tells(terminal):
+    with Routes({}) as server:
+        shown = status_of(terminal, env={"AGENT_BASE_URL": server.url, "AGENT_MODEL": "m-1"})
+    assert "of ~128000 tokens" in shown
+
+
+def test_a_window_that_the_user_tells_is_not_asked_for(terminal):
+    with Routes(models(max_model_len=32768)) as server:
+        env = {"AGENT_BASE_URL": server.url, "AGENT_MODEL": "m-1"}
+        shown = status_of(terminal, "--context", "5000", env=env)
+    assert ("of 5000 tokens" in shown, server.asked) == (True, [])
+
+
+def test_a_window_is_read_anew_for_another_model(terminal):
+    rows = [{"id": "m-1", "max_model_len": 32768}, {"id": "m-2", "max_model_len": 65536}]
+    with Routes({MODELS: {"data": rows}}) as server:
+        screen = terminal(env={"AGENT_BASE_URL": server.url, "AGENT_MODEL": "m-1"})
+        for line in ("/status", "/model m-2"):
+            ask(screen, line)
+        ask(screen, "/status")
+        shown = screen.prompt()
+        screen.send("exit\r")
+        assert screen.wait() == 0
+    assert "of 65536 tokens" in shown
+
+
+def test_a_window_learned_from_an_overflow_is_shown(terminal, workspace):
+    rounds = [m for n in range(10) for m in talk(f"question {n}", f"answer {n} " * 200)[1:]]
+    put_session(workspace, OLD, [*talk("first", "second"), *rounds])
+    with FlakyServer([{"fault": "context_overflow"}, "the note", "PONG"]) as server:
+        screen = terminal("--resume", server=server)
+        ask(screen, "ping")
+        screen.expect("PONG")
+        ask(screen, "/status")
+        shown = screen.prompt()
+        screen.send("exit\r")
+        assert screen.wait() == 0
+    assert "of 8192 tokens" in shown
+
+
+def test_a_window_learned_from_an_overflow_decides_when_to_compact(workspace):
+    rounds = [m for n in range(10) for m in talk(f"question {n}", f"answer {n} " * 200)[1:]]
+    script = [{"fault": "context_overflow"}, "the note", "one", "another note", "two"]
+    with FlakyServer(script) as server:
+        agent = made(server, workspace, [])
+        agent.transcript.replace([*agent.transcript.messages, *rounds])
+        assert agent.run("go on").text == "one"
+        assert agent.run("long " * 5000).text == "two"
+        agent.close()
+    assert ["tools" in request for request in server.requests] == [True, False, True, False, True]
+
+
+def test_the_key_stands_in_no_address():
+    with Routes({}) as server:
+        known = Settings(base_url=server.url, model="m-1", api_key=KEY, environ={})
+        client = Client(known, lambda kind, **data: None)
+        client.read_window()
+        client.close()
+    paths = [path for _, path, _ in server.asked]
+    assert MODELS in paths and [path for path in paths if KEY in path] == []
