@@ -1378,26 +1378,40 @@ class Resolver:
             text, thought = text + shown, thought + inner
         return text, thought
 
-    def plain(self, event: Any) -> str:
-        """The text of an event that is nothing but a piece of the text, "" for every other.
+    def plain(self, event: Any) -> tuple[str, str]:
+        """(kind, text) of an event that only goes on with what has begun, ("", "") for every other.
 
         Nearly all events of a long reply are such; what this leaves alone, `add` takes.
         """
         try:
             (choice,) = event["choices"]
-            delta = choice["delta"]
-            text = delta["content"]
-        except (KeyError, TypeError, ValueError):
-            return ""
+            ((key, piece),) = choice["delta"].items()
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return "", ""
         other = event.get("usage") or event.get("error") or event.get("model", "") != self.model
         if other or choice.get("finish_reason") or choice.get("index") or choice.get("error"):
-            return ""
-        if len(delta) > 1 or type(text) is not str or self.think.state != "text":
-            return ""
-        if 0 not in self.texts:
-            return ""
-        self.texts[0].append(text)
-        return text
+            return "", ""
+        if key == "tool_calls":
+            return self._plain_call(piece)
+        goes_on = self.think.state == "text" and 0 in self.texts
+        places = self.texts[0] if key == "content" and goes_on else self.thoughts.get(key)
+        if places is None or type(piece) is not str:
+            return "", ""
+        places.append(piece)
+        return ("text" if key == "content" else "reasoning"), piece
+
+    def _plain_call(self, items: Any) -> tuple[str, str]:
+        """One more fragment of the arguments of a known call."""
+        try:
+            (item,) = items
+            slot = self.by_index[item["index"]]
+            ((key, raw),) = item["function"].items()
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return "", ""
+        if key != "arguments" or len(item) != 2 or type(raw) is not str:
+            return "", ""
+        slot.fragments.append(raw)
+        return "call", raw
 
     def _count(self, event: Mapping[str, Any]) -> None:
         """Usage and model, wherever the server puts them."""
@@ -2198,6 +2212,13 @@ class Client:
         reply.message["_"]["usage"] = reply.usage
         return reply
 
+    def _report(self, kind: str, text: str) -> None:
+        """Tell of a piece of text or reasoning as it comes."""
+        if kind == "text" and text:
+            self._show(text)
+        elif kind == "reasoning" and text and not self.quiet:
+            self.emit("reasoning", text=clean(text))
+
     def _show(self, text: str) -> None:
         """Report text; half of a surrogate pair waits for the other half."""
         if self.quiet:
@@ -2234,10 +2255,10 @@ class Client:
                 raise empty_stream()
             for name, text in read_events(itertools.chain([first], lines)):
                 value = json_or_none(text)
-                shown = "" if name else resolver.plain(value)
-                if shown:
+                kind, piece = resolver.plain(value) if not name else ("", "")
+                if kind:
                     self.last_event = self.clock()
-                    self._show(shown)
+                    self._report(kind, piece)
                     continue
                 if text.strip() == "[DONE]":
                     resolver.done = True
@@ -2270,10 +2291,8 @@ class Client:
                 shown, thought = resolver.add(value)
             except (AttributeError, TypeError, ValueError) as failure:
                 raise Transient("the server sent an event of an unknown shape") from failure
-            if thought and not self.quiet:
-                self.emit("reasoning", text=clean(thought))
-            if shown:
-                self._show(shown)
+            self._report("reasoning", thought)
+            self._report("text", shown)
 
     def models(self) -> list[str]:
         """The model ids that the endpoint lists. Raises ProviderError, or TryLater unreached."""
@@ -4653,8 +4672,10 @@ class Agent:
         if reply.end == "filtered":
             raise TurnEnd("error", 1, "the provider's content filter stopped the reply")
         if self.nudges > (1 if empty else 2):
-            reason = "the model gave empty replies" if empty else "the model's replies were cut"
-            raise TurnEnd("error", 1, reason)
+            reason = "replies that were cut" if reply.end == "length" else "empty replies"
+            if reply.announced:
+                reason = "announcements of a tool call that never came"
+            raise TurnEnd("error", 1, f"the model gave only {reason}")
         if reply.end == "length":
             self.transcript.add_user(CUT_NOTE)
         elif reply.announced:
