@@ -20,7 +20,9 @@ from agent import (
     LOCAL_PROVIDERS,
     PROVIDERS,
     Client,
+    ProviderError,
     Settings,
+    Transcript,
     build_agent,
     find_local_server,
     problems,
@@ -599,3 +601,65 @@ def test_the_key_stands_in_no_address():
         client.close()
     paths = [path for _, path, _ in server.asked]
     assert MODELS in paths and [path for path in paths if KEY in path] == []
+
+
+# -- what a row knows of its endpoint before the first refusal
+
+
+def sent_by(name: str, model: str) -> list[dict[str, Any]]:
+    """The messages of a session with a tool turn and then a prompt, as this provider gets them."""
+    call = {"name": "ls", "arguments": "{}"}
+    calls = [{"id": "call_with_a_long_id", "type": "function", "function": call}]
+    transcript = Transcript([{"role": "system", "content": "Be short."}])
+    transcript.add_user("list")
+    for made in transcript.add_reply({"role": "assistant", "content": None, "tool_calls": calls}):
+        transcript.answer(made.id, "README.md")
+    transcript.add_user("stop that")
+    client = Client(Settings(provider=name, model=model, environ={}), lambda kind, **data: None)
+    return json.loads(client.body(transcript, ""))["messages"]
+
+
+def test_mistral_gets_ids_of_nine_characters_and_a_reply_between_result_and_prompt():
+    messages = sent_by("mistral", "mistral-large-latest")
+    assert [m["role"] for m in messages] == "system user assistant tool assistant user".split()
+    call_id = messages[2]["tool_calls"][0]["id"]
+    assert (len(call_id), call_id.isalnum(), messages[3]["tool_call_id"]) == (9, True, call_id)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "marked"),
+    [
+        ("openrouter", "anthropic/claude-sonnet-4.5", True),
+        ("openrouter", "openai/gpt-4.1", False),
+        ("openai", "anthropic/x", False),
+    ],
+)
+def test_only_anthropic_models_behind_openrouter_get_a_cache_mark(name, model, marked):
+    first, *others = sent_by(name, model)
+    part = {"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}
+    assert first["content"] == ([part] if marked else "Be short.")
+    assert "cache_control" not in json.dumps(others)
+
+
+def test_a_connection_that_is_not_secure_is_told_once_and_not_tried_again():
+    with FlakyServer([]) as server:  # speaks no TLS
+        waits: list[float] = []
+        known = Settings(base_url=server.url.replace("http:", "https:"), model="m", environ={})
+        client = Client(known, lambda kind, **data: None, sleep=waits.append)
+        transcript = Transcript(
+            [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]
+        )
+        with pytest.raises(ProviderError, match=r"no secure connection.*REQUESTS_CA_BUNDLE"):
+            client.complete(transcript)
+        client.close()
+    assert waits == []
+
+
+def test_a_wait_is_counted_down_on_a_terminal(terminal):
+    with FlakyServer([{"status": 429, "headers": {"Retry-After": "3"}}, "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "ping")
+        screen.expect("retry 1 of 4 in 3.0 s")
+        screen.expect("2 s ")
+        screen.expect("PONG")
+        leave(screen)
