@@ -1083,10 +1083,11 @@ def fork_session(path: Path) -> tuple[Session, list[str]]:
 
 
 # == 4. Client ================================================================
-# Bytes in, one reply out, from any OpenAI-compatible server. Four mechanisms:
-# the reader (bytes to events), the resolver (fragments to a reply, at the end
-# of the stream), the projection (stored messages to what this endpoint takes)
-# and the retry policy. A failed attempt leaves nothing behind.
+# Bytes in, one reply out, from any OpenAI-compatible server. The reader makes
+# events of bytes, the resolver a reply of fragments at the end of the stream,
+# the tables of errors say what is worth another try, the projection makes of
+# stored messages what this endpoint takes, and a refusal adapts it (tables,
+# again). A failed attempt leaves nothing behind.
 
 
 class ProviderError(AgentError):
@@ -1137,6 +1138,9 @@ class Reply:
     end: str = "complete"  # or "length", "filtered": then no call may run
     announced: bool = False  # the server named calls as the reason to stop, and sent none
     usage: dict[str, int] = field(default_factory=dict)
+
+
+# -- the reader ---------------------------------------------------------------
 
 
 def read_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -1205,6 +1209,9 @@ def read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
             name = line[6:].removeprefix(b" ").decode("utf-8", "replace")
     if loose or values:
         yield name, loose.decode("utf-8", "replace") or "\n".join(values)
+
+
+# -- the resolver -------------------------------------------------------------
 
 
 class Slot:
@@ -1592,6 +1599,8 @@ def split_content(content: Any) -> tuple[str, str]:
     return text, thought
 
 
+# -- what an error means ------------------------------------------------------
+
 # Where the words of an error may stand, the most telling first.
 WORD_KEYS = ("message", "msg", "error_msg", "error", "errors", "detail", "reason", "title")
 CODE_KEYS = ("code", "type", "status", "error_code", "reason")
@@ -1867,6 +1876,8 @@ def is_local(url: str) -> bool:
         return "." not in host or host.endswith((".local", ".lan", ".internal", ".localhost"))
 
 
+# -- the projection -----------------------------------------------------------
+
 ROLE_KEYS = {"assistant": ("tool_calls",), "tool": ("tool_call_id",)}
 EXTRA_KEYS = ("reasoning_content", "reasoning", "reasoning_details")
 LIST_CHANGES = {"alternate", "flatten", "flatten_unsigned", "named_results"}
@@ -1979,6 +1990,9 @@ def merge_neighbours(messages: Sequence[Message]) -> list[Message]:
         else:
             made.append(message)
     return made
+
+
+# -- the client ---------------------------------------------------------------
 
 
 class Client:
