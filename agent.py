@@ -4659,9 +4659,9 @@ class Agent:
         except ContextOverflow as error:
             if error.limit:
                 self.client.window = error.limit
-            self.emit("notice", level="warning", text=str(error))
             if not self.compact():
                 raise
+            self.emit("notice", level="warning", text=f"{error}; asking again, compacted")
         return self.client.complete(self.transcript, self.tools_json, offered)
 
     def store(self, reply: Reply) -> list[Call]:
