@@ -48,12 +48,20 @@ ADOPT = (
 )
 
 
+HYPOTHESIS_FOLDER = pytest.StashKey[tempfile.TemporaryDirectory]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker of the slow tier known; what Hypothesis keeps goes away with the run."""
     folder = tempfile.TemporaryDirectory(prefix="hypothesis-")
-    config.add_cleanup(folder.cleanup)
+    config.stash[HYPOTHESIS_FOLDER] = folder
     set_hypothesis_home_dir(folder.name)
     config.addinivalue_line("markers", "long: the full counts; run with `pytest -m long`")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Here and not in a clean-up of the configuration, which the workers of xdist leave out."""
+    session.config.stash[HYPOTHESIS_FOLDER].cleanup()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
