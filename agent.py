@@ -1178,6 +1178,12 @@ def inflate(chunks: Iterable[bytes]) -> Iterator[bytes]:
 GZIP = b"\x1f\x8b"
 
 
+def arriving(response: requests.Response) -> Iterator[bytes]:
+    """The bytes of a body as they arrive, also without chunked encoding."""
+    read = getattr(response.raw, "read1", None)  # urllib3 1 has none
+    return iter(lambda: read(65536), b"") if read else response.iter_content(1)
+
+
 def read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
     """Server-sent events as (event name, data), and JSON that comes without `data:`.
 
@@ -2286,8 +2292,7 @@ class Client:
 
     def _chunks(self, response: requests.Response) -> Iterator[bytes]:
         """Bytes as they arrive; silence of data-bearing events ends the attempt."""
-        read = getattr(response.raw, "read1", None)  # urllib3 1 has none
-        for chunk in iter(lambda: read(65536), b"") if read else response.iter_content(1):
+        for chunk in arriving(response):
             yield chunk
             if self.clock() - self.last_event > SILENCE_SECONDS:
                 raise Transient(f"no data for {SILENCE_SECONDS:.0f} s")
@@ -3846,7 +3851,11 @@ def check_url(url: str, allowed_hosts: Iterable[str]) -> None:
 
 FETCH_BYTES = 5_000_000
 FETCH_SECONDS = 60.0
-FETCH_HEADERS = {"Accept": "text/markdown, text/html;q=0.9, */*;q=0.5", "User-Agent": "agent"}
+FETCH_HEADERS = {
+    "Accept": "text/markdown, text/html;q=0.9, */*;q=0.5",
+    "Accept-Encoding": "identity",
+    "User-Agent": "agent",
+}
 MOST_REDIRECTS = 5
 
 
@@ -3873,6 +3882,7 @@ class WebTools:
     def _readable(self, url: str) -> str:
         """A page's text; every hop of a redirect is checked like the first."""
         import requests
+        import urllib3
 
         deadline = time.monotonic() + FETCH_SECONDS
         for _ in range(MOST_REDIRECTS + 1):
@@ -3883,7 +3893,11 @@ class WebTools:
                 ) as answer:
                     text = None if answer.is_redirect else self._text(answer, deadline)
                     target = answer.headers.get("Location", "")
-            except requests.exceptions.RequestException as error:
+            except (
+                requests.exceptions.RequestException,
+                urllib3.exceptions.HTTPError,
+                zlib.error,
+            ) as error:
                 raise ToolError(f"{url}: {connection_reason(error, url)}") from error
             if text is not None:
                 return text
@@ -3895,7 +3909,7 @@ class WebTools:
         if answer.status_code >= 400:
             raise ToolError(f"{answer.url} answered {answer.status_code} {answer.reason}")
         body = b""
-        for chunk in answer.iter_content(65536):
+        for chunk in inflate(arriving(answer)):
             body += chunk
             if len(body) > FETCH_BYTES or time.monotonic() > deadline:
                 break
