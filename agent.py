@@ -583,7 +583,7 @@ class Transcript:
         self.messages: list[Message] = list(messages)
         self.call_ids = {call["id"] for message in self.messages for call in calls_of(message)}
         self.waiting: list[str] = []  # calls of the last reply that have not begun
-        self._encoded: dict[int, tuple[Message, str]] = {}
+        self._encoded: dict[int, tuple[Message, str, int]] = {}  # with its tokens, estimated
 
     def set_system(self, text: str) -> None:
         """Put the system message first (T1), replacing the one before."""
@@ -633,9 +633,13 @@ class Transcript:
 
     def encoded(self, message: Message) -> str:
         """A message as JSON, encoded once; the cache holds the message, so its id stays its own."""
+        return self._known(message)[1]
+
+    def _known(self, message: Message) -> tuple[Message, str, int]:
         if id(message) not in self._encoded:
-            self._encoded[id(message)] = (message, encode(message))
-        return self._encoded[id(message)][1]
+            line = encode(message)
+            self._encoded[id(message)] = (message, line, estimate_tokens(line))
+        return self._encoded[id(message)]
 
     def lines(self) -> list[str]:
         """Every message as JSON."""
@@ -643,7 +647,7 @@ class Transcript:
 
     def tokens(self) -> int:
         """How many tokens the messages are, estimated."""
-        return sum(estimate_tokens(line) for line in self.lines())
+        return sum(self._known(message)[2] for message in self.messages)
 
 
 def estimate_tokens(text: str) -> int:
@@ -1780,8 +1784,9 @@ def error_in(name: str, value: Mapping[str, Any]) -> Any:
 def classify(status: int, body: Any, after: float | None = None) -> ProviderError | Transient:
     """The error that an answer with this status and body means."""
     error = kind_of_error(status, body, after)
-    unset = re.sub(r'"\w+":null,?', "", encode(body))  # a null there is not what it complains of
-    error.told = f"{unset} {error}"
+    if isinstance(error, ProviderError) or status >= 500:  # a rate limit is no complaint of form
+        unset = re.sub(r'"\w+":null,?', "", encode(body))  # nor is a null in it
+        error.told = f"{unset} {error}"
     return error
 
 
@@ -2115,10 +2120,10 @@ class Client:
             except (KeyRefused, ContextOverflow):
                 raise
             except ProviderError as error:
-                if not self._adapt(error.told, body, transcript, tools):
+                if not self._adapt(error.told, transcript, tools):
                     raise self._full_window(error, body) from error
             except Transient as failure:
-                if failure.told and self._adapt(failure.told, body, transcript, tools, last=False):
+                if failure.told and self._adapt(failure.told, transcript, tools, last=False):
                     continue
                 if failure.stale and not excused:
                     excused = True
@@ -2127,17 +2132,19 @@ class Client:
                 self._wait(attempt, failure)
                 attempt += 1
 
-    def _adapt(
-        self, told: str, body: bytes, transcript: Transcript, tools: str, *, last: bool = True
-    ) -> bool:
-        """Change the request as the answer asks; False when no row fits and changes anything."""
+    def _adapt(self, told: str, transcript: Transcript, tools: str, *, last: bool = True) -> bool:
+        """Change the request as the answer asks; False when no row fits and changes anything.
+
+        `last`: also by the last row, which flattens tool turns.
+        """
+        before = self.body(transcript, tools)
         for change, pattern in ADAPTATIONS if last else ADAPTATIONS[:-1]:
             known = change in self.learned or not pattern.search(told) or HOPELESS.search(told)
             if known:
                 continue
             self.learned.add(change)
             self.forget_projection()
-            if self.body(transcript, tools) != body:
+            if self.body(transcript, tools) != before:
                 text = f"the server refused the form of the request; adapted: {change}"
                 self.emit("notice", level="info", text=text)
                 return True
@@ -2145,7 +2152,7 @@ class Client:
         return False
 
     def _full_window(self, error: ProviderError, body: bytes) -> ProviderError:
-        """A bad request without a reason, with a window that is nearly full, is an overflow."""
+        """A bad request that no row mends, with a window nearly full, is taken for an overflow."""
         full = self.window and len(body) // 4 > 0.85 * self.window
         bare = error.status == 400 and type(error) is ProviderError
         return ContextOverflow(str(error), error.status) if full and bare else error
@@ -2898,9 +2905,10 @@ class HostProcess:
     def end(self, number: int) -> None:
         """Signal all that the running command started: its group at once, then whoever left it."""
         pids = self.own()
-        if self.shell in pids:
+        if self.shell in pids and os.getpgid(self.shell) == self.shell:
             os.killpg(self.shell, number)
-        self.kill(pids - {self.shell}, number)
+            pids -= {self.shell}
+        self.kill(pids, number)  # also a shell that has no group yet
 
     def spawn(self, argv: list[str], cwd: str, output: int) -> int:
         """Start a command in a session of its own, without terminal and input; returns its pid."""
@@ -3009,6 +3017,7 @@ def exit_code_of(stop: KeyboardInterrupt) -> int:
 
 
 HEAD_BYTES, TAIL_BYTES = 12_000, 48_000  # of a command's output kept in memory
+SLICE_SECONDS = 0.25  # of waiting for a command
 END_SECONDS = 1.0  # from the polite signal to the last one
 
 
@@ -3168,7 +3177,8 @@ class CommandHost:
         deadline = time.monotonic() + timeout
         sources: list[Any] = [self.channel, reader]
         while (left := deadline - time.monotonic()) > 0:
-            ready, _, _ = select.select(sources, [], [], left)
+            # In slices: a signal right before the system call would go unseen until it returns.
+            ready, _, _ = select.select(sources, [], [], min(left, SLICE_SECONDS))
             if reader in ready:
                 data = os.read(reader, 65536)
                 if data:
@@ -4257,11 +4267,8 @@ def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: st
     found = protected(subject) if needs == "write" else None
     if found and (found.outcome == "deny" or not exact):
         return found
-    if asked:
-        return asked
-    default = by_mode(policy, needs)
-    if allowed and default.outcome != "deny":  # no rule lifts plan mode
-        return allowed
+    if asked or allowed:
+        return asked or allowed or default
     if needs == "net" and host_of(subject) in policy.fetch_hosts:
         return Decision("allow", "fetch_hosts")
     return default
@@ -4811,8 +4818,9 @@ class Agent:
 
     def may_show(self, name: str, path: str) -> bool:
         """Whether a search by this tool may show a path: not what `read_file` may not read."""
-        policy = self.policy()
-        names = (name, "read_file") if policy.deny else ()
+        if not self.settings.deny:  # asked for each file of a search
+            return True
+        policy, names = self.policy(), (name, "read_file")
         return all(decide(policy, one, "read", path).outcome != "deny" for one in names)
 
     def subject(self, made: Tool, arguments: Mapping[str, Any]) -> str:
