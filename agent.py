@@ -63,8 +63,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
+from urllib.parse import urljoin, urlsplit
 
 if TYPE_CHECKING:
     import requests
@@ -174,6 +174,7 @@ class Settings:
     ask: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     fetch_hosts: tuple[str, ...] = ()
+    env_keep: tuple[str, ...] = ()  # names of keys that commands may see
     network: bool = False
     unattended: bool = False  # --yes: `ask` is answered yes
     tools: tuple[str, ...] = ()  # only these; (): all
@@ -228,6 +229,7 @@ CONFIG_TYPES: dict[str, type] = {
     "ask": list,
     "deny": list,
     "fetch_hosts": list,
+    "env_keep": list,
 }
 ENVIRONMENT = {
     "AGENT_MODEL": "model",
@@ -513,6 +515,37 @@ def read_json_object(raw: Any) -> tuple[dict[str, Any], str]:
     return {}, f"an object was expected, not {type(value).__name__}"
 
 
+def mend_object(raw: Any) -> dict[str, Any] | None:
+    r"""Arguments that are almost JSON, for tools that only read; None when they are ambiguous.
+
+    >>> mend_object("{'path': 'a', 'end': None,}"), mend_object(r'{"regex": "\d+",}')
+    ({'path': 'a', 'end': None}, {'regex': '\\d+'})
+    """
+    import ast
+
+    text = raw if isinstance(raw, str) and len(raw) < 10_000 else ""
+    pieces = re.split(r'("(?:[^"\\]|\\.)*")', text, flags=re.DOTALL)
+    for at, piece in enumerate(pieces):
+        if at % 2 == 0:
+            pieces[at] = re.sub(r",(\s*[}\]])", r"\1", piece)
+        elif re.search(BAD_ESCAPE, piece):
+            if re.search(r"(?<!\\)(?:\\\\)*\\[bfnrtu]", piece):  # a newline, or \n meant as \\n?
+                return None
+            pieces[at] = re.sub(BAD_ESCAPE, r"\1\\\\\2", piece)
+    arguments, error = read_json_object("".join(pieces))
+    if not error:
+        return arguments
+    try:
+        value = None if "\\" in text else ast.literal_eval(text.strip())
+        return dict(clean_all(value)) if isinstance(value, dict) and encode(value) else None
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+# A backslash before what JSON does not know as an escape: of a regex, or of a Windows path.
+BAD_ESCAPE = r"""((?<!\\)(?:\\\\)*)\\((?!u[0-9a-fA-F]{4})[^"\\/bfnrt])"""
+
+
 def new_id(taken: Iterable[str]) -> str:
     """A call id that every server accepts: nine letters and digits (Mistral demands just that)."""
     while True:
@@ -532,8 +565,13 @@ def result_message(call_id: str, text: str) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "content": clean(text)}
 
 
-def normalise_reply(reply: Message, taken: set[str]) -> tuple[Message, list[Call]]:
-    """T4: a reply as it is stored, and its calls. `taken` holds the session's ids and grows."""
+def normalise_reply(
+    reply: Message, taken: set[str], lenient: Callable[[str], bool] = lambda name: False
+) -> tuple[Message, list[Call]]:
+    """T4: a reply as it is stored, and its calls. `taken` holds the session's ids and grows.
+
+    `lenient` says of a tool's name whether its arguments may be mended.
+    """
     stored: Message = {**clean_all(reply), "role": "assistant"}
     calls, wire = [], []
     for item in calls_of(stored):
@@ -541,6 +579,9 @@ def normalise_reply(reply: Message, taken: set[str]) -> tuple[Message, list[Call
         function = dict(given) if isinstance(given, dict) else {}
         raw = function.get("arguments")
         arguments, error = read_json_object(raw)
+        mended = mend_object(raw) if error and lenient(str(function.get("name"))) else None
+        if mended is not None:
+            arguments, error = mended, ""
         if error:
             error = f"the arguments are not a JSON object ({error}). They were: {str(raw)[:2000]}"
         call_id = str(item.get("id") or "")
@@ -595,9 +636,11 @@ class Transcript:
         """A user message, which is what begins a turn."""
         self.messages.append({"role": "user", "content": clean(text) or "(empty)"})
 
-    def add_reply(self, reply: Message) -> list[Call]:
+    def add_reply(
+        self, reply: Message, lenient: Callable[[str], bool] = lambda name: False
+    ) -> list[Call]:
         """Append a reply and a sealed result for each of its calls, in one step (T2)."""
-        stored, calls = normalise_reply(reply, self.call_ids)
+        stored, calls = normalise_reply(reply, self.call_ids, lenient)
         if not stored.get("content") and not calls:
             raise ValueError("a reply without content and without calls is not stored (T5)")
         self.waiting = [call.id for call in calls]
@@ -819,6 +862,8 @@ def cut_point(messages: Sequence[Message], wanted: int) -> int:
 # new one, never half. A lock beside it is held while the session is open.
 
 SESSION_VERSION = 1
+# Our own git calls run nothing that a repository brings.
+GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks")
 
 
 class SessionError(AgentError):
@@ -853,13 +898,13 @@ def state_folder(root: Path) -> Path:
     return folder
 
 
-def write_private(path: Path, text: str, *, sync: bool = False) -> None:
+def write_private(path: Path, text: str | bytes, *, sync: bool = False) -> None:
     """Write a file of ours whole: 0600 from its creation, temporary file and rename."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)  # what a kill left, or another put there
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with open(os.open(temporary, flags, 0o600), "wb") as file:
-        file.write(text.encode("utf-8", "replace"))
+        file.write(text.encode("utf-8", "replace") if isinstance(text, str) else text)
         if sync:
             file.flush()
             os.fsync(file.fileno())
@@ -1069,8 +1114,7 @@ def find_session(folder: Path, wanted: str) -> Path:
 
 def tracked_by_git(path: Path) -> bool:
     """Whether a file came with the repository. Our own git calls run nothing of it."""
-    quiet = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks"]
-    command = ["git", *quiet, "-C", str(path.parent), "ls-files", "--error-unmatch", path.name]
+    command = [*GIT, "-C", str(path.parent), "ls-files", "--error-unmatch", path.name]
     try:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except OSError:  # no git: nothing can say that it is tracked
@@ -2509,12 +2553,17 @@ def find_local_server() -> str:
 # a link swapped in between is an error. Changes keep every byte outside them.
 # Commands run under one small host process that ends with the agent.
 
-HASHED_BYTES = 20_000_000  # up to this size a read remembers what was seen
+HASHED_BYTES = 20_000_000  # up to this size a read remembers the whole of what was seen
+SAMPLE_BYTES = 1_000_000  # of a larger one: so much of its front and of its end
+EDITED_BYTES = 50_000_000  # a larger file is not changed, for it has no before-image
 TAKEN_AS_BINARY = 8192  # bytes at the front that are looked at for a NUL
 SKIPPED_FOLDERS = frozenset(
-    ".git .agent .hg .svn node_modules .venv venv __pycache__ .mypy_cache .pytest_cache"
-    " .ruff_cache .tox .hypothesis .idea dist-info".split()
+    ".git .agent .hg .svn .jj node_modules bower_components .venv venv .tox .nox __pycache__"
+    " .mypy_cache .pytest_cache .ruff_cache .hypothesis .eggs .gradle .terraform".split()
 )
+OURS = frozenset((".git", ".agent"))  # in every project: their absence needs no word
+# Folders whose files are shared with other projects by hard links.
+SHARED_FOLDERS = frozenset("node_modules .venv venv site-packages .pnpm-store".split())
 
 
 class ToolError(AgentError):
@@ -2531,8 +2580,9 @@ class Change:
 
     path: Path
     before: bytes | None  # None: the file does not exist
-    after: bytes
+    after: bytes | None  # None: the file is removed (only an undo does that)
     summary: str
+    mode: int | None = None  # None: as it is
 
 
 @dataclass(frozen=True)
@@ -2573,10 +2623,53 @@ def codec_of(data: bytes) -> Codec:
     return UNKNOWN
 
 
+# How files begin that are no text though NUL may come late, or never.
+MAGIC = (
+    (b"PK\x03\x04", "zip; unzip -l lists it"),
+    (b"%PDF-", "pdf; pdftotext reads it"),
+    (b"\x89PNG", "png image"),
+    (b"\xff\xd8\xff", "jpeg image"),
+    (b"GIF8", "gif image"),
+    (b"\x1f\x8b", "gzip; zcat reads it"),
+    (b"\x7fELF", "ELF program"),
+    (b"SQLite format 3", "SQLite; sqlite3 reads it"),
+    (b"\xff\xfe\0\0", "UTF-32 text"),
+    (b"\0\0\xfe\xff", "UTF-32 text"),
+)
+
+
+def binary_kind(front: bytes) -> str:
+    """What a file that is no text may be, "" for text: by its first bytes, or a NUL in them."""
+    kind = next((kind for mark, kind in MAGIC if front.startswith(mark)), "")
+    marked = any(front.startswith(codec.mark) for codec in MARKED[1:])
+    has_nul = b"\0" in front[:TAKEN_AS_BINARY] and not marked
+    return kind or ("unknown kind; xxd or file tell more" if has_nul else "")
+
+
 def is_binary(data: bytes) -> bool:
-    """Whether this is no text: a NUL near the front, unless a mark says UTF-16."""
-    marked = any(data.startswith(codec.mark) for codec in MARKED[1:])
-    return not marked and b"\0" in data[:TAKEN_AS_BINARY]
+    """Whether this is no text."""
+    return bool(binary_kind(data))
+
+
+def fingerprint(file: BinaryIO) -> str:
+    """sha256 of a file; of one above HASHED_BYTES, of its size, front and end."""
+    import hashlib
+
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if size <= HASHED_BYTES:
+        return hashlib.sha256(file.read()).hexdigest()
+    front = file.read(SAMPLE_BYTES)
+    file.seek(-SAMPLE_BYTES, os.SEEK_END)
+    return hashlib.sha256(b"%d" % size + front + file.read()).hexdigest()
+
+
+def path_filter(pattern: str) -> Callable[[str], bool]:
+    """What takes relative paths by a glob: with a / the path, else the name at any depth."""
+    fits = glob_regex(pattern.removeprefix("./").casefold()).fullmatch
+    if "/" in pattern:
+        return lambda path: bool(fits(path.casefold()))
+    return lambda path: bool(fits(path[path.rfind("/") + 1 :].casefold()))
 
 
 def path_match(pattern: str, path: str) -> bool:
@@ -2610,14 +2703,26 @@ def class_regex(inner: str, *, negated: bool) -> str:
     return f"[{'^' if negated else ''}{text}]"
 
 
+class CallThread(threading.Thread):
+    """A thread that runs one call; once `dropped`, what it brings is too late."""
+
+    dropped = False
+
+
 class Workspace:
     """A project's folder: everything that tools read, write and run goes through here."""
 
-    def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, root: Path, environ: Mapping[str, str], env_keep: Sequence[str] = ()
+    ) -> None:
         self.root = root.resolve()
         self.home = environ.get("HOME", "")
-        self.seen: dict[str, str] = {}  # path -> sha256 of the file as the model last saw it
-        self.host = CommandHost(self.root, command_environment(environ))
+        self.environ = environ
+        self.seen: dict[str, str] = {}  # path -> fingerprint of the file as the model last saw it
+        self.journal = Journal()
+        self.host = CommandHost(self.root, command_environment(environ, env_keep))
+        self.withheld = [n for n in KEY_NAMES if n in environ and n not in env_keep]
+        self.searcher = Searcher(self.root)
 
     def safe_path(self, text: str) -> Path:
         """The real path of what a model named. Raises ToolError outside the root."""
@@ -2643,7 +2748,7 @@ class Workspace:
             text = self.home + text[1:]
         return os.path.relpath(os.path.normpath(self.root / text), self.root)
 
-    def _folder(self, path: Path, *, make: bool = False) -> int:
+    def folder(self, path: Path, *, make: bool = False) -> int:
         """A descriptor of the folder that holds a resolved path, no link followed on the way."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         folder = -1
@@ -2665,13 +2770,12 @@ class Workspace:
         """The one opener: a descriptor of a regular file inside the root, for reading."""
         if path == self.root:
             raise ToolError(f"{self.relative(path)} is a folder: use list_files")
-        folder = self._folder(path)
+        folder = self.folder(path)
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(path.name, flags, dir_fd=folder)
         except FileNotFoundError as error:
-            near = self.similar(path)
-            hint = f"; similar: {', '.join(near)}" if near else ""
+            hint = similar_hint(self.similar(path))
             raise ToolError(f"{self.relative(path)} does not exist{hint}") from error
         except OSError as error:
             raise ToolError(f"{self.relative(path)}: {error.strerror}") from error
@@ -2687,70 +2791,229 @@ class Workspace:
     def similar(self, path: Path) -> list[str]:
         """Up to five existing paths whose names are like one that does not exist."""
         names: dict[str, str] = {}
-        for found in self.walk(self.root):
-            names.setdefault(Path(found).name, found)
-            if len(names) > 20_000:
-                break
-        near = difflib.get_close_matches(path.name, names, n=5, cutoff=0.75)
-        return [names[name] for name in near]
+        for found in self.walk(self.root, most=20_000).names:
+            names.setdefault(found.rpartition("/")[2], found)
+        stem, near = path.name.casefold(), difflib.get_close_matches(path.name, names, 5, 0.6)
+        same = [name for name in names if name.casefold() == stem and name not in near]
+        return [shown_name(names[name]) for name in [*same, *near][:5]]
 
-    def read(self, path: Path) -> bytes:
-        """A whole file."""
+    def read(self, path: Path, most: int = sys.maxsize) -> bytes:
+        """A whole file. Raises ToolError above `most` bytes."""
         with open(self.open_file(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > most:
+                name = self.relative(path)
+                raise ToolError(f"{name} has {size} bytes, too many to change here: use bash (sed)")
             return file.read()
 
     def read_if_there(self, path: Path) -> bytes | None:
         """A whole file, None when there is nothing at that path."""
-        return self.read(path) if os.path.lexists(path) else None
+        return self.read(path, EDITED_BYTES) if os.path.lexists(path) else None
 
-    def saw(self, path: Path, data: bytes) -> None:
+    def saw(self, path: Path, file: BinaryIO) -> None:
         """The model knows a file as it stands now."""
-        import hashlib
-
-        self.seen[self.relative(path)] = hashlib.sha256(data).hexdigest()
+        thread = threading.current_thread()
+        if not (isinstance(thread, CallThread) and thread.dropped):
+            self.seen[self.relative(path)] = fingerprint(file)
 
     def is_stale(self, path: Path, data: bytes) -> bool:
         """Whether a file is no longer what the model last saw of it."""
-        import hashlib
-
         known = self.seen.get(self.relative(path))
-        return known is not None and known != hashlib.sha256(data).hexdigest()
+        return known is not None and known != fingerprint(io.BytesIO(data))
+
+    def is_shared(self, path: Path) -> bool:
+        """Whether a change shows in other projects: a package store keeps hard links."""
+        inner = path.relative_to(self.root).parts[:-1]
+        folders = [self.root.joinpath(*inner[: n + 1]) for n in range(len(inner))]
+        packed = any(f.name in SHARED_FOLDERS or (f / "pyvenv.cfg").exists() for f in folders)
+        return packed and path.is_file() and path.stat().st_nlink > 1
 
     def apply(self, change: Change) -> str:
         """Make a planned change, unless the file is no longer what the plan was made from."""
+        name = self.relative(change.path)
         if self.read_if_there(change.path) != change.before:
-            name = self.relative(change.path)
             raise ToolError(f"{name} changed on disk meanwhile and was left alone: read it again")
-        folder = self._folder(change.path, make=True)
+        sync = change.before is not None and change.path.stat().st_nlink > 1  # written in place
+        trouble = self.journal.keep(self._row(change, name), change.before, sync=sync)
+        note = ""
+        folder = self.folder(change.path, make=change.after is not None)
         try:
-            note = replace_file(folder, change.path.name, change.after)
+            if change.after is None:
+                os.unlink(change.path.name, dir_fd=folder)
+                self.seen.pop(name, None)
+            else:
+                note = replace_file(folder, change, saved=not trouble)
+                self.saw(change.path, io.BytesIO(change.after))
         except OSError as error:
-            raise ToolError(f"{self.relative(change.path)}: {error.strerror}") from error
+            raise ToolError(f"{name}: {error.strerror}") from error
         finally:
             os.close(folder)
-        self.saw(change.path, change.after)
-        return change.summary + note
+        return change.summary + note + trouble
 
-    def walk(self, start: Path) -> Iterator[str]:
-        """Relative paths of the regular files below a folder, sorted, no link followed."""
-        waiting: list[Path | os.DirEntry[str]] = [start]
-        while waiting:
-            folder = waiting.pop()
-            if isinstance(folder, os.DirEntry) and not folder.is_dir(follow_symlinks=False):
-                yield self.relative(Path(folder.path))
-                continue
+    def _row(self, change: Change, name: str) -> Row:
+        """What the journal keeps of a change before it is made."""
+        parents = [parent for parent in change.path.parents if parent.is_relative_to(self.root)]
+        made = [self.relative(parent) for parent in parents if not os.path.lexists(parent)]
+        mode = None if change.before is None else stat.S_IMODE(change.path.stat().st_mode)
+        after = None if change.after is None else digest(change.after)
+        return {"path": name, "after": after, "mode": mode, "folders": made}
+
+    def remove_empty(self, folders: Iterable[str]) -> None:
+        """Remove folders that were made for a file, the innermost first, if nothing is in them."""
+        for name in sorted(folders, key=len, reverse=True):
+            parent = self.folder(self.safe_path(name))
             try:
-                entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
+                os.rmdir(Path(name).name, dir_fd=parent)
             except OSError:
+                return
+            finally:
+                os.close(parent)
+
+    def walk(self, start: Path, *, most: int = sys.maxsize) -> Listing:
+        """The regular files below a folder and what was left out: no link followed, sorted."""
+        base = "" if start == self.root else self.relative(start) + "/"
+        found = Listing()
+        named = not SKIPPED_FOLDERS.isdisjoint(base.split("/"))
+        skip: frozenset[str] = frozenset() if named else SKIPPED_FOLDERS
+        ignored = Ignored(self, start)
+        waiting, count = [base], 0
+        folders: dict[str, list[str]] = {}  # prefix -> names
+        while waiting and count < most:
+            prefix = waiting.pop()
+            try:
+                with os.scandir(f"{self.root}/{prefix}") as entries:
+                    inner, files = found.sort(entries, prefix)
+            except OSError:
+                found.unreadable += 1
                 continue
-            waiting += [entry for entry in entries if is_wanted(entry)]
+            if skip and "pyvenv.cfg" in files and prefix != base:
+                found.skipped.append(prefix)
+                continue
+            if ".git" in inner or ".git" in files:
+                ignored.repositories.append(prefix)
+            ignored.files_seen |= ".gitignore" in files
+            found.skipped += [f"{prefix}{name}/" for name in inner if name in skip - OURS]
+            waiting += [f"{prefix}{name}/" for name in inner if name not in skip]
+            folders[prefix] = files
+            count += len(files)
+        found.take(folders, ignored.wait())
+        return found
 
 
-def is_wanted(entry: os.DirEntry[str]) -> bool:
-    """Whether a search looks at this: a regular file, or a folder that is not skipped."""
-    if entry.is_dir(follow_symlinks=False):
-        return entry.name not in SKIPPED_FOLDERS
-    return entry.is_file(follow_symlinks=False)
+@dataclass
+class Listing:
+    """The files below a folder, and what was left out of it."""
+
+    names: list[str] = field(default_factory=list)  # relative to the root
+    skipped: list[str] = field(default_factory=list)  # folders, by SKIPPED_FOLDERS
+    ignored: int = 0  # files and folders that git ignores
+    odd: int = 0  # links, pipes, sockets, devices
+    unreadable: int = 0  # folders
+
+    def sort(self, entries: Iterable[os.DirEntry[str]], prefix: str) -> tuple[list[str], list[str]]:
+        """The names of a folder's folders and of its regular files."""
+        folders, files = [], []
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                files.append(entry.name)
+            elif entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+            elif prefix or entry.name != ".git":
+                self.odd += 1
+        return folders, files
+
+    def take(self, folders: Mapping[str, Sequence[str]], ignored: frozenset[str]) -> None:
+        """Keep the names that git does not ignore; `ignored` holds files, and folders with a /."""
+        gone = set()
+        for prefix in sorted(folders) if ignored else ():
+            parent = prefix[: prefix.rfind("/", 0, -1) + 1]
+            if prefix in ignored or parent in gone:
+                gone.add(prefix)
+        self.ignored = len(ignored)
+        self.names = sorted(
+            found
+            for prefix, names in folders.items()
+            if prefix not in gone
+            for name in names
+            if (found := prefix + name) not in ignored and not name.endswith(TEMPORARY)
+        )
+
+    def note(self, *more: str) -> str:
+        """What was left out, in one line; "" when nothing was."""
+        names = sorted({folder.rstrip("/").rpartition("/")[2] for folder in self.skipped})
+        parts = [f"{self.ignored} ignored by git"] if self.ignored else []
+        parts += [f"{len(self.skipped)} folders ({', '.join(names[:5])})"] if self.skipped else []
+        parts += [f"{self.odd} links, pipes or devices"] if self.odd else []
+        parts += [f"{self.unreadable} unreadable folders"] if self.unreadable else []
+        parts += [part for part in more if part]
+        hint = "; a path that names one is searched" if self.skipped or self.ignored else ""
+        return f"\n[skipped: {', '.join(parts)}{hint}]" if parts else ""
+
+
+LIST_IGNORED = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
+
+
+class Ignored:
+    """What git ignores below a folder: git is asked in the background while the tree is walked."""
+
+    def __init__(self, workspace: Workspace, start: Path) -> None:
+        self.root, self.start = workspace.root, start
+        self.environ = {k: v for k, v in workspace.environ.items() if not k.startswith("GIT_")}
+        self.repositories: list[str] = []  # prefixes of folders that hold a .git
+        self.files_seen = False  # a .gitignore
+        self.found: set[str] = set()
+        above = [start, *start.parents]
+        self.inside = any(os.path.lexists(folder / ".git") for folder in above)
+        self.thread = threading.Thread(target=self.ask, args=(start,), daemon=True)
+        if self.inside:
+            self.thread.start()
+
+    def ask(self, folder: Path, *options: str) -> bool:
+        """Add what git says below one folder; False when it can not tell."""
+        command = [*GIT, *options, *LIST_IGNORED]
+        try:
+            answer = subprocess.run(command, cwd=folder, env=self.environ, capture_output=True)
+        except OSError:  # no git
+            return False
+        base = "" if folder == self.root else f"{folder.relative_to(self.root).as_posix()}/"
+        names = answer.stdout.decode("utf-8", "surrogateescape").split("\0")
+        kept = [name for name in names if name and name != "./"]
+        self.found.update(base + name for name in kept if not SKIPPED_FOLDERS & {*name.split("/")})
+        return answer.returncode == 0
+
+    def wait(self) -> frozenset[str]:
+        """The paths, once the tree has been walked."""
+        if self.inside:
+            self.thread.join()
+        elif self.files_seen:
+            self._without_repository()
+        for prefix in self.repositories:  # a repository inside: the outer one does not look there
+            if self.root / prefix != self.start:
+                self.ask(self.root / prefix)
+        return frozenset(self.found)
+
+    def _without_repository(self) -> None:
+        """Read .gitignore where there is no repository, by an empty one elsewhere."""
+        import tempfile
+
+        with tempfile.TemporaryDirectory(prefix="agent-git-") as folder:
+            for name in ("objects", "refs"):
+                Path(folder, name).mkdir()
+            Path(folder, "HEAD").write_text("ref: refs/heads/none\n")
+            self.ask(self.start, f"--git-dir={folder}", f"--work-tree={self.root}")
+
+
+def shown_name(name: str) -> str:
+    """A path as text: a byte that is no UTF-8 and a line end are escaped."""
+    if name.isprintable() and name.isascii():
+        return name
+    data = os.fsencode(name).decode("utf-8", "backslashreplace")
+    return data.replace("\n", "\\n").replace("\r", "\\r")
+
+
+def similar_hint(paths: Sequence[str]) -> str:
+    """What an error adds about paths that are like the one that is missing."""
+    return f"; similar: {', '.join(paths)}" if paths else ""
 
 
 def make_folder(name: str, parent: int) -> None:
@@ -2773,59 +3036,248 @@ def file_kind(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "device")
 
 
-def replace_file(folder: int, name: str, data: bytes) -> str:
+TEMPORARY = ".agent-tmp"
+
+
+def replace_file(folder: int, change: Change, *, saved: bool) -> str:
     """Write a file in an open folder, keeping mode and owner; returns a note for the result.
 
-    By temporary file and rename; in place when other names share the file.
+    By temporary file and rename; in place when other names share the file or a new one can not
+    have its owner, and then only when its before-image is `saved`.
     """
-    temporary = f".{os.urandom(6).hex()}.agent-tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    remove_leftovers(folder)
+    name, data = change.path.name, change.after or b""
     try:
         old = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         old = None
-    if old is not None and old.st_nlink > 1:
-        with open(os.open(name, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=folder), "wb") as file:
-            file.write(data)
-            file.truncate()
-        return f" ({old.st_nlink} hard links, all changed)"
-    descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
+    if (old is None or old.st_nlink == 1) and put_new(folder, name, data, old, change.mode):
+        return ""
+    if not saved:
+        raise ToolError(f"{name} can only be written in place, and its before-image was not kept")
+    write_in_place(folder, name, data, change.before or b"")
+    links = old.st_nlink if old else 1
+    if links == 1:
+        return " (written in place: a new file could not have its owner)"
+    return f" ({links} hard links, {'both' if links == 2 else 'all'} changed)"
+
+
+def put_new(
+    folder: int, name: str, data: bytes, old: os.stat_result | None, mode: int | None
+) -> bool:
+    """A new file in place of an old one; False when it can not be like the old one."""
+    temporary = f".{os.urandom(6).hex()}{TEMPORARY}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
+    except PermissionError:
+        if old is None:
+            raise
+        return False
     try:
         with open(descriptor, "wb") as file:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # tells it from one that a kill left
             file.write(data)
-            carry_over(old, descriptor)
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            file.flush()
+            alike = carry_over(folder, name, old, descriptor)
+            if mode is not None:
+                os.fchmod(descriptor, mode)
+            if alike:
+                os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except (OSError, KeyboardInterrupt):
         os.unlink(temporary, dir_fd=folder)
         raise
-    return ""
+    if not alike:
+        os.unlink(temporary, dir_fd=folder)
+    return alike
 
 
-def carry_over(old: os.stat_result | None, descriptor: int) -> None:
-    """Give a new file the owner and the mode of the one it replaces."""
+def write_in_place(folder: int, name: str, data: bytes, before: bytes) -> None:
+    """Overwrite a file; when the disk refuses, its old bytes are put back."""
+    descriptor = os.open(name, os.O_WRONLY | os.O_NOFOLLOW, dir_fd=folder)
+    with open(descriptor, "wb", buffering=0) as file:
+        try:
+            write_all(file, data)
+        except OSError:
+            file.seek(0)
+            write_all(file, before)  # its blocks are still there
+            raise
+
+
+def write_all(file: Any, data: bytes) -> None:
+    """All bytes from the front of an unbuffered file, and nothing behind them."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+    file.truncate(len(data))
+
+
+def remove_leftovers(folder: int) -> None:
+    """Remove temporary files that a kill left here: nobody holds their lock."""
+    for name in os.listdir(folder):
+        if not re.fullmatch(r"\.[0-9a-f]{12}\.agent-tmp", name):
+            continue
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(name, dir_fd=folder)
+        except OSError:  # another agent writes it just now
+            continue
+        finally:
+            os.close(descriptor)
+
+
+def carry_over(folder: int, name: str, old: os.stat_result | None, descriptor: int) -> bool:
+    """Give a new file owner, mode and attributes of the one it replaces; False when it can not."""
     if old is None:
-        return
-    if (old.st_uid, old.st_gid) != (os.getuid(), os.getgid()):
-        os.fchown(descriptor, old.st_uid, old.st_gid)
-    os.fchmod(descriptor, old.st_mode & 0o7777)
+        return True
+    try:
+        if (old.st_uid, old.st_gid) != (os.getuid(), os.getgid()):
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+        if sys.platform == "linux":
+            path = f"/proc/self/fd/{folder}/{name}"
+            keys = os.listxattr(path, follow_symlinks=False)
+            for key in (key for key in keys if key.startswith(("user.", "system.posix_acl"))):
+                os.setxattr(descriptor, key, os.getxattr(path, key, follow_symlinks=False))
+    except OSError as error:
+        return error.errno == errno.ENOTSUP  # a disk without attributes
+    return True
+
+
+def digest(data: bytes) -> str:
+    """sha256, the name of a before-image."""
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
+
+
+def make_plain_folders(*folders: Path) -> None:
+    """Make folders of ours, 0700. Raises OSError when one of them is a link."""
+    for folder in folders:
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, "a link in place of a folder")
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+Row = dict[str, Any]
+
+
+class Journal:
+    """What the file tools changed, and the files as they were before (`.agent/undo/<session>/`).
+
+    A row: {"turn", "call", "path", "before": digest or null, "after", "mode", "folders" it made}.
+    It is written, and its image with it, before the change is made. Without a folder all of it is
+    in memory.
+    """
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self.rows: list[Row] = []
+        self.images: dict[str, bytes] = {}  # by digest
+        self.turn = 0
+        self.call = ""
+
+    def open(self, folder: Path | None) -> None:
+        """Go on with the journal of a session; rows that are none are left out."""
+        self.folder, self.rows, self.images = folder, [], {}
+        if folder is None or folder.is_symlink() or not (folder / "journal").is_file():
+            return
+        for line in (folder / "journal").read_bytes().splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if is_row(row):
+                self.rows.append(row)
+
+    def keep(self, row: Row, before: bytes | None, *, sync: bool = False) -> str:
+        """Remember a change that is about to be made; a note for its result when that fails."""
+        image = None if before is None else digest(before)
+        row = {"turn": self.turn, "call": self.call, "before": image, **row}
+        try:
+            if before is not None and image is not None:
+                self._keep_image(image, before, sync=sync)
+            if self.folder is not None:
+                make_plain_folders(self.folder.parent, self.folder)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+                with open(os.open(self.folder / "journal", flags, 0o600), "wb") as file:
+                    file.write(encode(row).encode() + b"\n")
+            self.rows.append(row)
+        except OSError as error:
+            return f" (it can not be undone: {error.strerror})"
+        return ""
+
+    def _keep_image(self, name: str, data: bytes, *, sync: bool) -> None:
+        if self.folder is None:
+            self.images[name] = data
+            return
+        make_plain_folders(self.folder.parent, self.folder)
+        if not (self.folder / name).is_file():
+            write_private(self.folder / name, data, sync=sync)
+
+    def image(self, name: str | None) -> bytes | None:
+        """A before-image; None for a file that was not there. Raises ToolError when it is lost."""
+        if name is None:
+            return None
+        try:
+            data = self.images.get(name) or (self.folder or Path("/")).joinpath(name).read_bytes()
+        except OSError as error:
+            raise ToolError("its before-image is gone") from error
+        if digest(data) != name:
+            raise ToolError("its before-image is damaged")
+        return data
+
+    def since(self, turn: int) -> dict[str, tuple[Row, Row]]:
+        """Path -> its first and its last change from a turn on."""
+        found: dict[str, tuple[Row, Row]] = {}
+        for row in self.rows:
+            if row["turn"] >= turn:
+                found[row["path"]] = (found.get(row["path"], (row, row))[0], row)
+        return found
+
+    def forget(self, turn: int, kept: Sequence[Row]) -> None:
+        """Leave out what was changed from a turn on: it is undone, but for the rows to keep."""
+        moved = [{**row, "turn": min(row["turn"], turn - 1)} for row in kept if row["turn"] >= turn]
+        self.rows = [row for row in self.rows if row["turn"] < turn] + moved
+        if self.folder is not None and self.folder.exists():
+            text = "".join(encode(row) + "\n" for row in self.rows)
+            write_private(self.folder / "journal", text)
+
+
+def is_row(row: Any) -> bool:
+    """Whether a line of a journal has the shape of one."""
+    if not isinstance(row, dict) or not isinstance(row.get("folders"), list):
+        return False
+    digests = all(
+        row.get(key) is None or re.fullmatch("[0-9a-f]{64}", str(row.get(key)))
+        for key in ("before", "after")
+    )
+    shapes = (("turn", int), ("call", str), ("path", str), ("mode", int | None))
+    return digests and all(isinstance(row.get(key), kind) for key, kind in shapes)
 
 
 def diff_of(change: Change, name: str) -> str:
     """A unified diff of a planned change, for a person."""
     sides = []
-    for data in (change.before or b"", change.after):
+    for data in (change.before or b"", change.after or b""):
         text = data.decode("utf-8", "replace") if is_binary(data) else codec_of(data).decode(data)
         sides.append(re.findall(r"[^\n]*\n|[^\n]+", clean(text)))
     old = "/dev/null" if change.before is None else f"a/{name}"
-    lines = list(difflib.unified_diff(sides[0], sides[1], old, f"b/{name}"))
+    new = "/dev/null" if change.after is None else f"b/{name}"
+    lines = list(difflib.unified_diff(sides[0], sides[1], old, new))
     if not lines:
-        return f"--- {old}\n+++ b/{name}\n(an empty file)\n"
+        return f"--- {old}\n+++ {new}\n(an empty file)\n"
     mark = "\n\\ No newline at end of file\n"
     return "".join(line if line.endswith("\n") else line + mark for line in lines)
 
 
 # -- commands -----------------------------------------------------------------
 
+HOST_MARK = "AGENT_COMMANDS"
 QUIET = {  # whatever would wait for a person fails or passes through at once
     "PAGER": "cat",
     "GIT_PAGER": "cat",
@@ -2833,24 +3285,28 @@ QUIET = {  # whatever would wait for a person fails or passes through at once
     "EDITOR": "false",
     "VISUAL": "false",
     "GIT_TERMINAL_PROMPT": "0",
+    "SSH_ASKPASS_REQUIRE": "never",
     "DEBIAN_FRONTEND": "noninteractive",
+    "npm_config_yes": "true",
 }
 
 
-def command_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What commands see: the user's environment without the agent's keys."""
-    return {k: v for k, v in environ.items() if k not in KEY_NAMES} | QUIET
+def command_environment(environ: Mapping[str, str], keep: Sequence[str] = ()) -> dict[str, str]:
+    """What commands see: the user's environment without the agent's keys, except those to keep."""
+    return {k: v for k, v in environ.items() if k not in KEY_NAMES or k in keep} | QUIET
 
 
-HOST_MODULES = "json, os, select, signal, socket, subprocess, sys"  # all that HostProcess has
+HOST_MODULES = "json, os, select, signal, socket, subprocess, sys, time"  # all that HostProcess has
 
 
 class HostProcess:
     """The command host's own code: CommandHost sends this source to a process of its own.
 
-    In: {"run": [argv], "cwd": folder, "n": number} with the output pipe as descriptor, or
-    {"end": signal} for the running command. Out: {"exit": code, "left": [pids], "n": number}. One
-    JSON line each. When the agent is gone, so is everything that was ever started here.
+    In: {"run": [argv], "cwd": folder, "n": number} with the output pipe as descriptor; {"end":
+    signal} for the running command; {"jobs": 1}; {"stop": pid, "by": signal} for a job and all
+    below it. Out: {"exit": code, "left": jobs, "n": number} or {"jobs": jobs, "n": number}, where
+    jobs is a list of [pid, command line]. One JSON line each. When the agent is gone, so is
+    everything that was ever started here.
     """
 
     def __init__(self, channel: int) -> None:
@@ -2862,6 +3318,7 @@ class HostProcess:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         self.shell, self.number, self.before = 0, 0, set[int]()
+        self.command = ""  # the command line of the running shell
         self.sessions = set[int]()  # of all commands so far: each begins one
         self.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans become children of the host
 
@@ -2896,11 +3353,37 @@ class HostProcess:
             request = json.loads(line)
             if "run" in request:
                 self.before, self.number = self.children(), request["n"]
+                self.command = " ".join(request["run"])[:1000]
                 self.shell = self.spawn(request["run"], request["cwd"], passed[0])
                 self.sessions.add(self.shell)
+            elif "stop" in request:
+                self.kill(
+                    self.below({request["stop"]} & self.children(), self.table()), request["by"]
+                )
+            elif "jobs" in request:
+                self.answer({"jobs": [[pid, self.line(pid)] for pid in sorted(self.children())]})
             else:
                 self.end(request["end"])
         return bool(raw)
+
+    def answer(self, told: dict[str, Any]) -> None:
+        """Tell the agent something about the running, or the last, command."""
+        self.sock.sendall(json.dumps({**told, "n": self.number}).encode() + b"\n")
+
+    def settle(self, deadline: float) -> None:
+        """Give what `&` has just started the time to become the program that it is to be."""
+        while any(self.line(pid) == self.command for pid in self.own()):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.005)
+
+    def line(self, pid: int) -> str:
+        """The command line of a process, "" when nothing tells it."""
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                return file.read(1000).rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+        except OSError:
+            return ""
 
     def end(self, number: int) -> None:
         """Signal all that the running command started: its group at once, then whoever left it."""
@@ -2942,10 +3425,9 @@ class HostProcess:
             if pid == 0:
                 return
             if pid == self.shell:
-                left = sorted(self.own())
-                code = os.waitstatus_to_exitcode(status)
-                answer = {"exit": code, "left": left, "n": self.number}
-                self.sock.sendall(json.dumps(answer).encode() + b"\n")
+                self.settle(time.monotonic() + 0.05)
+                left = [[pid, self.line(pid)] for pid in sorted(self.own())]
+                self.answer({"exit": os.waitstatus_to_exitcode(status), "left": left})
 
     def children(self) -> set[int]:
         """All living descendants."""
@@ -3050,10 +3532,7 @@ class Capture:
         if self._file is not None:
             self._file.write(data)
         elif self.size > RESULT_CHARS // 2 and self.path is not None:
-            for folder in (self.path.parent.parent, self.path.parent):
-                if folder.is_symlink():
-                    raise OSError(errno.ELOOP, "a link in place of a folder")
-                folder.mkdir(mode=0o700, exist_ok=True)
+            make_plain_folders(self.path.parent.parent, self.path.parent)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             self._file = open(os.open(self.path, flags, 0o600), "wb", buffering=0)
             self._file.write(self.head + self.tail)
@@ -3098,6 +3577,9 @@ def host_source() -> str:
     return text[start : text.index("\n\n\n", start)]
 
 
+Jobs = list[tuple[int, str]]  # pid and command line of background processes
+
+
 class CommandHost:
     """Our end of the command host, started at the first command (DESIGN, 14)."""
 
@@ -3108,6 +3590,7 @@ class CommandHost:
         self.process: Any = None
         self.channel: Any = None
         self.number = 0  # of the running command: a late answer to another one is not taken
+        self.mark = os.urandom(8).hex()  # in the environment of everything that is started here
 
     def start(self) -> None:
         """Start the host unless it runs."""
@@ -3125,7 +3608,7 @@ class CommandHost:
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
             cwd=self.root,
-            env=self.environ,
+            env={**self.environ, HOST_MARK: self.mark},
         )
         theirs.close()
         self.process.stdin.write(source.encode())
@@ -3134,8 +3617,8 @@ class CommandHost:
 
     def run(
         self, command: str, timeout: float, capture: Capture, on_output: Callable[[bytes], None]
-    ) -> tuple[int | None, list[int]]:
-        """Run a command to its end: (exit code or None after a timeout, pids left running)."""
+    ) -> tuple[int | None, Jobs]:
+        """Run a command to its end: (exit code or None after a timeout, what it left running)."""
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
 
@@ -3155,7 +3638,7 @@ class CommandHost:
         except (OSError, ToolError) as error:
             os.close(reader)
             raise ToolError(f"the command host failed, and the command: {error}") from error
-        left = list(answer["left"]) if answer else []
+        left: Jobs = [(pid, line) for pid, line in answer["left"]] if answer else []
         self._drain(reader, take, keep=bool(left))
         return (int(answer["exit"]) if answer else None), left
 
@@ -3197,9 +3680,33 @@ class CommandHost:
             piece = self.channel.recv(65536)
             if not piece:
                 self.close()
+                end_marked(self.mark)
                 raise ToolError("it was ended from outside")
             raw += piece
         return dict(json.loads(raw))
+
+    def jobs(self) -> Jobs:
+        """What runs in the background. Raises ToolError."""
+        if self.process is None or self.process.poll() is not None:
+            return []
+        return [(pid, line) for pid, line in self._ask({"jobs": 1})["jobs"]]
+
+    def stop(self, pid: int) -> None:
+        """End a background process and all below it, politely first."""
+        for number in (15, 9):
+            self.channel.sendall(encode({"stop": pid, "by": number}).encode() + b"\n")
+            deadline = time.monotonic() + END_SECONDS
+            while time.monotonic() < deadline:
+                if pid not in dict(self.jobs()):
+                    return
+                time.sleep(0.02)
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A question to the host while no command runs."""
+        self.channel.sendall(encode(request).encode() + b"\n")
+        while (answer := self._answer()) and "jobs" not in answer:  # a late answer to a command
+            continue
+        return answer
 
     def _end(self, reader: int, capture: Capture) -> KeyboardInterrupt | None:
         """End everything the running command started, politely first; its last words are kept.
@@ -3252,11 +3759,369 @@ class CommandHost:
             self.process = None
 
 
+def end_marked(mark: str) -> None:
+    """End what a command host that was killed has left; only Linux tells the environment."""
+    wanted = f"{HOST_MARK}={mark}".encode()
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if wanted in place.read_bytes().split(b"\0"):
+                os.kill(int(place.parent.name), signal.SIGKILL)
+        except OSError:  # gone, or somebody else's
+            continue
+
+
 def discard(reader: int) -> None:
     """Read a pipe to its end, so that a background job never blocks on it."""
     with open(reader, "rb", buffering=0) as pipe:
         while pipe.read(65536):
             continue
+
+
+# -- searching ----------------------------------------------------------------
+# A regular expression can run for ever and nothing in the same process stops it, so a worker
+# process decides the lines; it ends itself when it makes no progress.
+
+SEARCH_SECONDS = 10  # without progress: the expression backtracks without end
+SEARCH_ALL_SECONDS = 60.0  # of one search; then it says what it did not search
+BLOCK_BYTES = 16_000_000  # of a file in memory at a time
+HEARTBEAT_LINES = 512
+RG_FROM_FILES = 200  # for fewer files rg is not worth its start
+RG_ARGUMENT_BYTES = 1_000_000  # of names in one command line
+RG = "rg --no-config --no-messages --no-ignore --hidden -a -l -0 -F".split()
+
+
+def needed_text(regex: str, *, ignore_case: bool) -> list[str]:
+    r"""Texts of which every line that matches holds one; [] when nothing can be told.
+
+    >>> needed_text(r"def (\w+)_x|class Foo", ignore_case=False)
+    ['def ', 'class Foo']
+    """
+    found = []
+    for branch in top_level(regex):
+        runs = [run for run in literal_runs(branch) if run]
+        if ignore_case:  # these have relatives outside ASCII: K, long s, dotless i
+            runs = [part for run in runs for part in re.split("[iIkKsS]|[^\x00-\x7f]", run)]
+        longest = max(runs, key=len, default="")
+        if len(longest) < 2:
+            return []
+        found.append(longest.lower() if ignore_case else longest)
+    return found
+
+
+REGEX_TOKEN = re.compile(
+    r"\\[0-9]+|\\x..|\\u....|\\U........|\\N\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]"
+    r"|(?P<many>[*+?][?+]?|\{\d*,?\d*\}[?+]?)|.",
+    re.DOTALL,
+)
+
+
+def top_level(regex: str) -> list[list[str]]:
+    """The tokens of each alternative; a group is one token. [[]] when flags change the meaning."""
+    branches: list[list[str]] = [[]]
+    depth = 0
+    if re.search(r"\(\?[a-zA-Z-]+[:)]|\(\?\(", regex):
+        return branches
+    for token in REGEX_TOKEN.finditer(regex):
+        text = token[0]
+        depth += (text == "(") - (text == ")")
+        if text == "|" and depth == 0:
+            branches.append([])
+        elif text == ")" and depth == 0:
+            branches[-1].append("()")
+        elif depth == 0:
+            branches[-1].append(f"*{text}" if token["many"] else text)
+    return branches
+
+
+def literal_runs(tokens: Sequence[str]) -> list[str]:
+    """The texts that stand in every match of one alternative, in order."""
+    runs = [""]
+    for token in tokens:
+        plain = token[1:] if re.fullmatch(r"\\[^\w\s]", token) else token
+        if token.startswith("*"):  # the character before may be missing or come again
+            runs[-1] = runs[-1][:-1]
+            runs.append("")
+        elif len(plain) == 1 and (plain != token or plain not in ".^$[]()\\\n\r\0\ufffd"):
+            runs[-1] += plain
+        else:
+            runs.append("")
+    return runs
+
+
+def holding(
+    names: list[str],
+    needed: Sequence[str],
+    place: tuple[Path, Mapping[str, str]],
+    *,
+    ignore_case: bool,
+) -> list[str]:
+    """Those of the files that rg finds to hold one of the texts; all where rg can not tell."""
+    import shutil
+
+    root, environ = place
+    rg = shutil.which("rg", path=environ.get("PATH", ""))
+    if not rg or not needed or len(names) < RG_FROM_FILES:
+        return names
+    options = [*RG[1:], *(["-i"] if ignore_case else [])]
+    options += [word for text in needed for word in ("-e", text)]
+    found: list[bytes] = []
+    at = 0
+    while at < len(names):
+        room, chunk = RG_ARGUMENT_BYTES, []
+        while at < len(names) and room > 0:
+            chunk.append(names[at])
+            room -= len(names[at]) * 4 + 8
+            at += 1
+        answer = subprocess.run([rg, *options, "--", *chunk], cwd=root, capture_output=True)
+        if answer.returncode > 1:
+            return names
+        found += answer.stdout.split(b"\0")
+    kept = {os.fsdecode(name) for name in found}
+    return [name for name in names if name in kept]
+
+
+class Searcher:
+    """Our end of the search worker, started at the first search."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.process: subprocess.Popen[bytes] | None = None
+        self.lock = threading.Lock()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """The worker; it loads this very file, whatever its name."""
+        if self.process is None:
+            code = SEARCH_BOOT.format(path=str(Path(__file__).resolve()))
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", code, os.fspath(self.root)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env={},
+            )
+        return self.process
+
+    def search(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One search (see `serve_searches`). Raises ToolError when it does not come to an end."""
+        with self.lock:
+            try:
+                line = self._ask(json.dumps(request).encode() + b"\n")
+            except KeyboardInterrupt:
+                self.close()
+                raise
+            except (OSError, ValueError):
+                line = b""
+            code = 0 if line else self.close()
+        if code == -signal.SIGALRM:
+            raise ToolError(
+                f"the search did not get on for {SEARCH_SECONDS} s: this regex backtracks without"
+                " end. Make it simpler: no repetition inside a repetition, as in (a+)+"
+            )
+        if not line:
+            raise ToolError(f"the search was ended from outside ({code})")
+        answer = dict(json.loads(line))
+        if "error" in answer:
+            raise ToolError(answer["error"])
+        return answer
+
+    def _ask(self, request: bytes) -> bytes:
+        process = self.start()
+        assert process.stdin and process.stdout
+        process.stdin.write(request)
+        process.stdin.flush()
+        return process.stdout.readline()
+
+    def close(self) -> int:
+        """End the worker, also in the middle of a search; returns its exit code."""
+        process, self.process = self.process, None
+        if process is None:
+            return 0
+        process.kill()
+        code = process.wait()
+        for pipe in (process.stdin, process.stdout):
+            try:
+                if pipe:
+                    pipe.close()
+            except OSError:  # what could not be written
+                continue
+        return code
+
+
+SEARCH_BOOT = """
+import importlib.util, sys
+sys.dont_write_bytecode = True
+spec = importlib.util.spec_from_file_location("agent", {path!r})
+module = sys.modules["agent"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.serve_searches(sys.argv[1], sys.stdin.buffer, sys.stdout.buffer)
+"""
+
+
+def serve_searches(root: str, requests: BinaryIO, answers: BinaryIO) -> None:
+    """The worker: one JSON request a line, one JSON answer a line, until the agent is gone.
+
+    Request: {"names", "regex", "ignore_case", "needed", "context", "first", "room"}; answer:
+    {"lines": as they are shown, "total", "binary", "unreadable", "left": files not searched}, or
+    {"error"}.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for line in requests:
+        request = json.loads(line)
+        try:
+            answer = Search(Path(root), request).run(request["names"])
+        except (re.error, OverflowError, RecursionError) as error:
+            hint = "escape ( [ . * + ? { | with a backslash to find them as they are"
+            answer = {"error": f"not a regular expression: {error}. {hint}"}
+        signal.alarm(0)
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+
+
+class Search:
+    """One search through files, in the worker."""
+
+    def __init__(self, root: Path, request: Mapping[str, Any]) -> None:
+        self.workspace = Workspace(root, {})
+        self.ignore_case = request["ignore_case"]
+        self.wanted = re.compile(request["regex"], re.IGNORECASE if self.ignore_case else 0)
+        self.needed = [text.encode() for text in request["needed"]]
+        self.context = request["context"]
+        self.first, self.room = request["first"], request["room"]
+        self.lines: list[str] = []
+        self.total = self.binary = self.unreadable = 0
+
+    def run(self, names: Sequence[str]) -> dict[str, Any]:
+        """Search the files in the given order."""
+        deadline = time.monotonic() + SEARCH_ALL_SECONDS
+        left = len(names)
+        for _, group in itertools.groupby(names, lambda name: name.rpartition("/")[0]):
+            if time.monotonic() > deadline:
+                break
+            inner = list(group)
+            left -= len(inner)
+            try:
+                folder = self.workspace.folder(self.workspace.root / inner[0])
+            except ToolError:
+                self.unreadable += len(inner)
+                continue
+            for name in inner:
+                self.try_file(name, folder)
+            os.close(folder)
+        counts = {"total": self.total, "binary": self.binary, "unreadable": self.unreadable}
+        return {"lines": self.lines, "left": left, **counts}
+
+    def try_file(self, name: str, folder: int) -> None:
+        """Search one file, or count it."""
+        signal.alarm(SEARCH_SECONDS)
+        try:
+            self.file(name, name.rpartition("/")[2], folder)
+        except (OSError, ToolError):
+            self.unreadable += 1
+
+    def file(self, name: str, last: str, folder: int) -> None:
+        """Search one file of an open folder, in blocks that end with a line."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(last, flags, dir_fd=folder)
+        try:
+            told = os.fstat(descriptor)
+            if not stat.S_ISREG(told.st_mode):
+                raise ToolError("no regular file")
+            wanted = min(told.st_size + 1, BLOCK_BYTES)
+            block = os.read(descriptor, max(wanted, 65536))
+            if is_binary(block):
+                self.binary += 1
+                return
+            codec = next((c for c in MARKED if block.startswith(c.mark)), UTF8)
+            block = block.removeprefix(codec.mark)
+            pieces = blocks(descriptor, block) if told.st_size >= wanted else [block]
+            if codec.encoding != "utf-8":
+                text = b"".join(pieces).decode(codec.encoding, "replace")
+                self.text(name, 0, text, None)
+                return
+            number = 0
+            for piece in pieces:
+                self.block(name, number, piece)
+                number += piece.count(b"\n") if told.st_size >= wanted else 0
+        finally:
+            os.close(descriptor)
+
+    def block(self, name: str, number: int, data: bytes) -> None:
+        """Search whole lines of UTF-8; `number` lines stand before them."""
+        near = None
+        if self.needed:
+            near = lines_with(data.lower() if self.ignore_case else data, self.needed)
+            if not near:
+                return
+        self.text(name, number, data.decode("utf-8", "replace"), near)
+
+    def text(self, name: str, number: int, text: str, near: Sequence[int] | None) -> None:
+        """Search lines, all or those at `near`, and keep what is to be shown."""
+        lines = text.split("\n")
+        if lines[-1] == "":
+            lines.pop()
+        if "\r" in text:
+            lines = [line.removesuffix("\r") for line in lines]
+        hits = []
+        for count, at in enumerate(range(len(lines)) if near is None else near):
+            if count % HEARTBEAT_LINES == 0:
+                signal.alarm(SEARCH_SECONDS)
+            if self.wanted.search(lines[at]):
+                hits.append(at)
+        marked = set(hits)
+        around = range(-self.context, self.context + 1)
+        shown = sorted({at + n for at in hits for n in around}) if self.context else hits
+        for at in shown:
+            if 0 <= at < len(lines):
+                mark = ":" if at in marked else "-"
+                self.show(name, number + at + 1, mark, lines[at])
+
+    def show(self, name: str, number: int, mark: str, line: str) -> None:
+        """Keep one line, if it is on the wanted page."""
+        if self.total >= self.first and self.room > 0:
+            text = clean(window(line, self.wanted))
+            self.lines.append(f"{shown_name(name)}{mark}{number}{mark}{text}")
+            self.room -= len(self.lines[-1]) + 1
+        self.total += 1
+
+
+def blocks(descriptor: int, rest: bytes) -> Iterator[bytes]:
+    """What is left of a file behind `rest`, with it, in pieces that end with a line."""
+    while more := os.read(descriptor, BLOCK_BYTES):
+        signal.alarm(SEARCH_SECONDS)
+        rest += more
+        cut = rest.rfind(b"\n") + 1 or len(rest)
+        yield rest[:cut]
+        rest = rest[cut:]
+    if rest:
+        yield rest
+
+
+def lines_with(data: bytes, needed: Iterable[bytes]) -> list[int]:
+    """The numbers, from 0, of the lines that hold one of the texts."""
+    found = set()
+    for text in needed:
+        number = start = 0
+        at = data.find(text)
+        while at >= 0:
+            number += data.count(b"\n", start, at)
+            found.add(number)
+            start = data.find(b"\n", at)
+            at = data.find(text, start) if start >= 0 else -1
+    return sorted(found)
+
+
+def window(line: str, wanted: re.Pattern[str], width: int = 300) -> str:
+    """A matching line, of a huge one what stands around the match."""
+    if len(line) <= width:
+        return line
+    found = wanted.search(line)
+    middle = found.start() if found else 0
+    start = max(0, min(middle - width // 3, len(line) - width))
+    behind = len(line) - start - width
+    front = f"[{start} characters] " if start else ""
+    return f"{front}{line[start : start + width]}{f' [{behind} characters]' if behind else ''}"
 
 
 # == 6. Tools =================================================================
@@ -3307,6 +4172,7 @@ class Tool:
     function: Callable[..., Any]
     parameters: tuple[Parameter, ...]
     plans: bool = False  # the function returns a Change, and changes nothing itself
+    alone: bool = False  # never at the same time as another call
 
     def schema(self) -> dict[str, Any]:
         """The wire form; only the keywords of JSON Schema that every provider takes."""
@@ -3385,15 +4251,17 @@ def number_of(value: int | float | str, kind: type) -> Any:
     return int(number) if number.is_integer() else value
 
 
-def tool(function: Any = None, *, needs: str = "run") -> Callable[[F], F]:
+def tool(function: Any = None, *, needs: str = "run", alone: bool = False) -> Callable[[F], F]:
     """Mark a function as a tool; `build_agent` makes the registry.
 
-    `needs` says what a call does: "read", "write", "run" or "net". The docstring's first paragraph
-    is the description, each further line `name: help` explains a parameter.
+    `needs` says what a call does: "read", "write", "run" or "net". Calls of "read" and "net" that
+    stand next to each other in a reply run at once, in threads, unless they are to be `alone`. The
+    docstring's first paragraph is the description, each further line `name: help` explains a
+    parameter.
     """
 
     def mark(marked: Any) -> Any:
-        marked.tool_needs = needs
+        marked.tool_needs, marked.tool_alone = needs, alone
         return marked
 
     made: Callable[[F], F] = mark if function is None else mark(function)
@@ -3430,7 +4298,24 @@ def make_tool(function: Callable[..., Any]) -> Tool:
     plans = signature.return_annotation is Change
     if plans and needs != "write":
         raise UsageError(f"tool {name}: it returns a Change, so it needs 'write'")
-    return Tool(name, " ".join(description.split()), needs, function, parameters, plans)
+    alone = getattr(function, "tool_alone", False)
+    text = " ".join(description.split())
+    return Tool(name, text, needs, function, parameters, plans, alone)
+
+
+def find_tool(name: str, tools: Mapping[str, Tool]) -> Tool | None:
+    """The tool that a call means: also in other case, or behind a prefix (`functions.bash`)."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", text.casefold())
+
+    if name in tools:
+        return tools[name]
+    for wanted in (name, re.split(r"[.:/]|__", name)[-1]):
+        found = [made for made in tools.values() if plain(made.name) == plain(wanted)]
+        if len(found) == 1:
+            return found[0]
+    return None
 
 
 def parameter_helps(text: str) -> dict[str, str]:
@@ -3475,21 +4360,28 @@ def make_registry(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
     return registry
 
 
-def page(lines: Sequence[str], first: int, noun: str) -> str:
+# What a search says of files that it did not look into.
+SEARCH_COUNTS = {
+    "binary": "binary",
+    "unreadable": "unreadable files",
+    "left": f"files after {SEARCH_ALL_SECONDS:.0f} s: name a smaller folder",
+}
+
+
+def page(lines: Sequence[str], first: int, total: int, noun: str) -> str:
     """Lines from the front within the size of a result, and how to get the rest.
 
-    `first` is the number of lines before these.
+    `first` is the number of lines before these, `total` that of all.
     """
     if first and not lines:
         return f"(there are no {noun} behind {first})"
     taken, size = 0, 0
-    while taken < len(lines) and (size := size + len(lines[taken]) + 1) <= RESULT_CHARS - 200:
+    while taken < len(lines) and (size := size + len(lines[taken]) + 1) <= RESULT_CHARS - 600:
         taken += 1
     shown = "\n".join(lines[:taken])
-    if taken == len(lines) and not first:
+    if taken == total:
         return shown
-    total = first + len(lines)
-    more = f"; go on with offset={first + taken}" if taken < len(lines) else ""
+    more = f"; go on with offset={first + taken}" if first + taken < total else ""
     return f"{shown}\n[{noun} {first + 1}-{first + taken} of {total}{more}]"
 
 
@@ -3513,6 +4405,7 @@ class FileTools:
     def __init__(self, workspace: Workspace, may_show: Callable[[str, str], bool]) -> None:
         self.workspace = workspace
         self.may_show = may_show  # (tool, path): what a rule hides is not found either
+        self.emptied: set[tuple[str, str]] = set()  # (path, digest): refused once
 
     @tool(needs="read")
     def read_file(self, path: str, start: int = 1, end: int | None = None) -> str:
@@ -3527,47 +4420,48 @@ class FileTools:
         with open(self.workspace.open_file(target), "rb") as file:
             front = file.read(TAKEN_AS_BINARY)
             size = os.fstat(file.fileno()).st_size
-            if is_binary(front):
-                raise ToolError(f"{path} is a binary file ({size} bytes), not shown")
-            if size <= HASHED_BYTES:
-                self.workspace.saw(target, front + file.read())
+            if kind := binary_kind(front):
+                raise ToolError(f"{path} is a binary file ({size} bytes; {kind}), not shown")
+            self.workspace.saw(target, file)
             file.seek(0)
-            lines: Iterable[str] = (line.decode("utf-8", "replace") for line in file)
-            if front[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                data = file.read()
-                lines = codec_of(data).decode(data).removesuffix("\n").split("\n")
-            return numbered(lines, first, last, path)
+            marked = front[:2] in (b"\xff\xfe", b"\xfe\xff")
+            if size > HASHED_BYTES and not marked:
+                return numbered(file, first, last, path)
+            data = file.read(EDITED_BYTES)
+        data = codec_of(data).decode(data).encode() if marked else data
+        total = data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
+        return numbered(io.BytesIO(data), first, last, path, total=total)
 
     @tool(needs="read")
     def list_files(self, path: str = ".", pattern: str = "*", offset: int = 0) -> str:
-        """List the files below a folder, sorted; caches, .git and dependencies are left out.
+        """List the files below a folder, sorted. What git ignores, caches and .git are left out.
 
         path: the folder
         pattern: a glob; with a / it matches the relative path (** for any folders), else the name
         offset: how many files to skip
         """
-        found = list(self._matching("list_files", path, pattern))
-        if not found:
-            return f"(no files match {pattern} in {path})"
+        found, listing = self._matching("list_files", path, pattern)
         first = max(0, offset)
-        return page(found[first:], first, "files")
+        if not found:
+            return f"(no files match {pattern} in {path}){listing.note()}"
+        shown = page([shown_name(name) for name in found[first:]], first, len(found), "files")
+        return shown + listing.note()
 
-    def _matching(self, name: str, path: str, pattern: str) -> Iterator[str]:
+    def _matching(self, name: str, path: str, pattern: str) -> tuple[list[str], Listing]:
         """Relative paths below a folder (or the file itself) that a glob takes."""
         workspace = self.workspace
         root = workspace.safe_path(path)
         if not root.exists():
-            raise ToolError(f"{path} does not exist")
-        if root.is_file():
-            yield workspace.relative(root)
-            return
-        below = "" if root == workspace.root else workspace.relative(root) + "/"
-        for found in workspace.walk(root):
-            inner = found.removeprefix(below)
-            fits = path_match(pattern, inner if "/" in pattern else inner.rpartition("/")[2])
-            fits = fits or ("/" in pattern and path_match(pattern, found))
-            if fits and self.may_show(name, found):
-                yield found
+            raise ToolError(f"{path} does not exist{similar_hint(workspace.similar(root))}")
+        if not root.is_dir():
+            return [workspace.relative(root)], Listing()
+        listing = workspace.walk(root)
+        found = listing.names
+        below = 0 if root == workspace.root else len(workspace.relative(root)) + 1
+        if pattern not in ("*", "**", "**/*"):
+            fits = path_filter(pattern)
+            found = [n for n in found if fits(n[below:]) or ("/" in pattern and fits(n))]
+        return [n for n in found if self.may_show(name, n)], listing
 
     @tool(needs="read")
     def grep(
@@ -3588,37 +4482,20 @@ class FileTools:
         context: how many lines to show around each match
         offset: how many matching lines to skip
         """
-        try:
-            wanted = re.compile(regex, re.IGNORECASE if ignore_case else 0)
-        except re.error as error:
-            raise ToolError(f"not a regular expression: {error}. Escape ( [ . * + ?") from error
-        names = self._matching("grep", path, pattern)
-        around = min(max(0, context), MOST_CONTEXT)
-        found = [line for name in names for line in self._search(name, wanted, around)]
-        if not found:
-            return f"(no match for {regex} in {path})"
+        names, listing = self._matching("grep", path, pattern)
+        needed = needed_text(regex, ignore_case=ignore_case)
+        place = (self.workspace.root, self.workspace.environ)
+        kept = holding(names, needed, place, ignore_case=ignore_case)
         first = max(0, offset)
-        return page(found[first:], first, "lines" if around else "matches")
-
-    def _search(self, name: str, wanted: re.Pattern[str], context: int) -> list[str]:
-        """The matching lines of one file."""
-        try:
-            data = self.workspace.read(self.workspace.root / name)
-        except ToolError as error:  # it says which file was not searched
-            return [f"[{error}]"]
-        if is_binary(data):
-            return []
-        text = clean(codec_of(data).decode(data))
-        lines = [line.removesuffix("\r") for line in text.split("\n")]
-        if lines[-1] == "":
-            lines.pop()
-        hits = {at for at, line in enumerate(lines) if wanted.search(line)}
-        near = {n for at in hits for n in range(at - context, at + context + 1)}
-        found = []
-        for at in sorted(near & set(range(len(lines)))):
-            mark = ":" if at in hits else "-"
-            found.append(f"{name}{mark}{at + 1}{mark}{window(lines[at], wanted)}")
-        return found
+        request = {"names": kept, "regex": regex, "ignore_case": ignore_case, "needed": needed}
+        wanted = {"context": min(max(0, context), MOST_CONTEXT), "first": first}
+        found = self.workspace.searcher.search({**request, **wanted, "room": RESULT_CHARS})
+        counts = [(found[key], word) for key, word in SEARCH_COUNTS.items()]
+        note = listing.note(*(f"{count} {word}" for count, word in counts if count))
+        if not found["total"]:
+            return f"(no match for {regex} in {path}){note}"
+        noun = "lines" if context > 0 else "matches"
+        return page(found["lines"], first, found["total"], noun) + note
 
     @tool(needs="write")
     def write_file(self, path: str, content: str) -> Change:
@@ -3629,18 +4506,30 @@ class FileTools:
         """
         target = self.workspace.safe_path(path)
         before = self.workspace.read_if_there(target)
+        name = self.workspace.relative(target)
         if before is not None and self.workspace.is_stale(target, before):
-            raise ToolError(f"{path} changed on disk since you saw it: read it again first")
+            raise ToolError(f"{name} changed on disk since you saw it: read it again first")
+        self._refuse_empty(name, before or b"", content)
         codec = codec_of(before) if before else UTF8
         refuse_lost_characters(content, codec.decode(before or b""))
         try:
             after = codec.encode(content)
         except UnicodeError as error:
-            raise ToolError(f"{path} can not hold this text: {error}") from error
+            raise ToolError(f"{name} can not hold this text: {error}") from error
         verb = "created" if before is None else "replaced"
-        ending = "" if not content or content.endswith("\n") else ", no newline at its end"
-        name = self.workspace.relative(target)
-        return Change(target, before, after, f"{verb} {name}: {len(after)} bytes{ending}")
+        notes = "".join(f", {note}" for note in notes_on_text(content, before or b"", codec))
+        return Change(target, before, after, f"{verb} {name}: {len(after)} bytes{notes}")
+
+    def _refuse_empty(self, name: str, before: bytes, content: str) -> None:
+        """A file that holds something is not emptied by a call that came without its text."""
+        key = (name, digest(before))
+        if content.strip() or not before.strip() or key in self.emptied:
+            return
+        self.emptied.add(key)
+        raise ToolError(
+            f"{name} holds {len(before)} bytes and would be empty, so it was left alone. If that is"
+            " meant, make the same call again"
+        )
 
     @tool(needs="write")
     def edit_file(self, path: str, old: str, new: str, all: bool = False) -> Change:
@@ -3656,20 +4545,25 @@ class FileTools:
         if old == new:
             raise ToolError("old and new are the same: nothing to change")
         target = self.workspace.safe_path(path)
-        before = self.workspace.read(target)
-        if is_binary(before):
-            raise ToolError(f"{path} is a binary file and is left alone")
+        before = self.workspace.read(target, EDITED_BYTES)
+        if kind := binary_kind(before):
+            raise ToolError(f"{path} is a binary file ({kind}) and is left alone")
         codec = codec_of(before)
         text = codec.decode(before)
         places = find_places(text, old)
         if not places:
-            raise ToolError(why_not_found(text, old, self.workspace.relative(target)))
+            name = self.workspace.relative(target)
+            stale = ". The file changed since you read it" * self.workspace.is_stale(target, before)
+            raise ToolError(Miss(text, old, new).why(name) + stale)
         if len(places) > 1 and not all:
-            lines = ", ".join(str(text.count("\n", 0, at) + 1) for at, _ in places)
-            raise ToolError(f"old occurs {len(places)} times (lines {lines}): add lines around it")
+            lines = ", ".join(str(text.count("\n", 0, at) + 1) for at, _ in places[:20])
+            hint = "add lines around it, or say all=true"
+            raise ToolError(f"old occurs {len(places)} times (lines {lines}): {hint}")
         if codec is UNKNOWN and not new.isascii():
             raise ToolError(f"{path} is not UTF-8, so only ASCII text can be put in")
         refuse_lost_characters(new, text)
+        if codec is UNKNOWN and any(is_half(text, at) for at, _ in places):
+            raise ToolError(f"{path} is not UTF-8, and old may begin inside a character there")
         after = codec.encode(replace_places(text, places, new))
         first = text.count("\n", 0, places[0][0]) + 1
         summary = f"edited {self.workspace.relative(target)}: {len(places)} place(s), line {first}"
@@ -3682,36 +4576,88 @@ def refuse_lost_characters(new: str, old: str) -> None:
         raise ToolError("the text holds U+FFFD or NUL: a character was lost, nothing was written")
 
 
-def numbered(lines: Iterable[str], first: int, last: int, path: str) -> str:
-    """`number: text` for a range of lines within the size of a result."""
+def is_half(text: str, at: int) -> bool:
+    """Whether a character may be the second byte of one of Shift-JIS, GBK or Big5."""
+    return at > 0 and "\udc80" <= text[at - 1] <= "\udcff" and "@" <= text[at] <= "~"
+
+
+def notes_on_text(content: str, before: bytes, codec: Codec) -> list[str]:
+    """What a model should know about the text that it writes over a file."""
+    notes = []
+    if b"\r\n" in before and "\n" in content and "\r\n" not in content:
+        notes.append("line ends were CRLF and are LF now")
+    if codec is UNKNOWN:
+        notes.append("it was not UTF-8 and is now")
+    if content and not content.endswith("\n"):
+        notes.append("no newline at its end")
+    if "\\n" in content and "\n" not in content:
+        notes.append("it holds \\n as two characters and no line end")
+    return notes
+
+
+LINE_BYTES = 4 * LINE_CHARS + 4  # enough for a line's first LINE_CHARS characters
+
+
+def numbered(file: BinaryIO, first: int, last: int, path: str, *, total: int | None = None) -> str:
+    """`number: text` for a range of lines within the size of a result; reads no more than that."""
+    number = skip_lines(file, first - 1)
+    if number < first - 1:
+        return f"({path} has {number} lines)" if number else "(the file is empty)"
     taken: list[str] = []
-    size = number = 0
-    for number, line in enumerate(lines, 1):
-        if number < first:
-            continue
-        text = line.removesuffix("\n").removesuffix("\r")
-        text = clean(text.removeprefix("\ufeff" if number == 1 else ""))
-        if len(text) > LINE_CHARS:
-            cut = len(text) - LINE_CHARS
-            text = f"{text[:LINE_CHARS]} [{cut} more characters: use bash, cut -c]"
-        size += len(text) + len(str(number)) + 3
-        if number > last or size > RESULT_CHARS - 200:
-            note = f"\n[more lines follow: go on with start={number}]" if number <= last else ""
-            return "\n".join(taken) + note
-        taken.append(f"{number}: {text}")
+    size = 0
+    while number < last and (raw := file.readline(LINE_BYTES)):
+        rest = 0 if raw.endswith(b"\n") else skip_line(file)
+        text = shown_line(raw, rest, number + 1, path)
+        size += len(text) + 1
+        if size > RESULT_CHARS - 200:
+            note = f"lines {first}-{number} of {total}" if total else "more lines follow"
+            return "\n".join(taken) + f"\n[{note}; go on with start={number + 1}]"
+        number += 1
+        taken.append(text)
     if not taken:
         return f"({path} has {number} lines)" if number else "(the file is empty)"
     return "\n".join(taken)
 
 
-def window(line: str, wanted: re.Pattern[str], width: int = 300) -> str:
-    """A matching line, of a huge one what stands around the match."""
-    if len(line) <= width:
-        return line
-    found = wanted.search(line)
-    middle = found.start() if found else 0
-    start = max(0, min(middle - width // 3, len(line) - width))
-    return f"[{start} characters]{line[start : start + width]}[...]"
+def shown_line(raw: bytes, rest: int, number: int, path: str) -> str:
+    """`number: text`; of a long line, `rest` bytes of which were not read, its front."""
+    raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+    text = clean(raw.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r"))
+    if len(text) <= LINE_CHARS and not rest:
+        return f"{number}: {text}"
+    cut = len(text[LINE_CHARS:].encode()) + rest
+    how = f"sed -n {number}p {shlex.quote(path)} | cut -c{LINE_CHARS + 1}-{LINE_CHARS * 9}"
+    return f"{number}: {text[:LINE_CHARS]} [{cut} more bytes; bash: {how}]"
+
+
+def skip_lines(file: BinaryIO, count: int) -> int:
+    """Move behind so many lines, or to the end; returns how many there were."""
+    passed, chunk = 0, b"\n"
+    while passed < count:
+        last, chunk = chunk, file.read(1 << 20)
+        if not chunk:
+            return passed + (not last.endswith(b"\n"))
+        found = chunk.count(b"\n")
+        if passed + found >= count:
+            at = -1
+            for _ in range(count - passed):
+                at = chunk.index(b"\n", at + 1)
+            file.seek(at + 1 - len(chunk), os.SEEK_CUR)
+            return count
+        passed += found
+    return passed
+
+
+def skip_line(file: BinaryIO) -> int:
+    """Move behind the end of the line; returns how many bytes stood before it."""
+    skipped = 0
+    while chunk := file.read(1 << 20):
+        at = chunk.find(b"\n")
+        if at >= 0:
+            file.seek(at + 1 - len(chunk), os.SEEK_CUR)
+            return skipped + at
+        skipped += len(chunk)
+    return skipped
 
 
 def find_places(text: str, old: str) -> list[tuple[int, int]]:
@@ -3734,21 +4680,84 @@ def replace_places(text: str, places: Sequence[tuple[int, int]], new: str) -> st
     return "".join([*made, text[at:]])
 
 
-def why_not_found(text: str, old: str, name: str) -> str:
-    """The error for a missed edit: the region most like `old`, with line numbers."""
-    wanted = old.replace("\r\n", "\n").split("\n")
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    stripped = [line.strip() for line in lines]
-    key = next((line.strip() for line in wanted if line.strip()), "")
-    near = difflib.get_close_matches(key, stripped[:20_000], n=1, cutoff=0.5)
-    if not near:
-        return f"old does not occur in {name}, and nothing like it: read the file again"
-    at = stripped.index(near[0])
-    region = lines[at : at + len(wanted)]
-    same = [line.strip() for line in region] == [line.strip() for line in wanted]
-    why = "only blanks differ (tabs, spaces or indentation)" if same else "it differs"
-    shown = "\n".join(f"{at + n}: {clean(line)!r}" for n, line in enumerate(region, 1))
-    return f"old does not occur in {name}; nearest, {why}:\n{shown}"
+CURLY = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
+# What may be different between `old` and the file, line by line, the smallest difference first.
+DIFFERENCES: tuple[tuple[str, Callable[[str], str]], ...] = (
+    ("trailing blanks differ", str.rstrip),
+    ("quotes differ (curly or straight)", lambda line: line.translate(CURLY)),
+    ("tabs and spaces differ", lambda line: line.replace("\t", "    ")),
+    ("the indentation differs (tabs, spaces, or how many)", str.strip),
+    ("upper and lower case differ", str.casefold),
+    ("blanks differ", lambda line: "".join(line.split())),
+    (
+        "blanks, quotes or case differ",
+        lambda line: "".join(line.translate(CURLY).casefold().split()),
+    ),
+)
+SHOWN_REGION = 12  # lines of the nearest region
+
+
+class Miss:
+    """Why a text does not occur in a file, said so that the next call succeeds."""
+
+    def __init__(self, text: str, old: str, new: str) -> None:
+        self.lines = [line.removesuffix("\r") for line in text.split("\n")]
+        self.old, self.new = (part.replace("\r\n", "\n") for part in (old, new))
+
+    def why(self, name: str) -> str:
+        """The error, with the region most like `old`."""
+        head = f"old does not occur in {name}"
+        wanted = self.old.split("\n")
+        numbers = [re.match(r"\s*\d+[:\t|] ?(.*)", line) for line in wanted]
+        bare = "\n".join(found[1] for found in numbers if found)
+        if all(numbers) and bare in "\n".join(self.lines):
+            return f"{head}: its lines begin with the line number of read_file; leave that out"
+        made = self.find(self.new, str) if self.new.strip() else None
+        for reason, same in DIFFERENCES:
+            at = self.find(self.old, same)
+            if at is not None and at != made:
+                return f"{head}: {reason}. The file has\n{self.region(at, len(wanted))}"
+        if made is not None:
+            return f"{head}, but new does (line {made + 1}): the edit was already made"
+        at = self.nearest(wanted)
+        if at is None:
+            return f"{head}, and nothing like it: read the file again"
+        return f"{head}. The nearest lines are\n{self.region(at, len(wanted))}"
+
+    def find(self, wanted: str, same: Callable[[str], str]) -> int | None:
+        """The line, from 0, where a text stands when both are seen in this way."""
+        hay = "\n".join(map(same, self.lines))
+        needle = "\n".join(map(same, wanted.split("\n")))
+        at = hay.find(needle) if needle.strip() else -1
+        return hay.count("\n", 0, at) if at >= 0 else None
+
+    def nearest(self, wanted: Sequence[str]) -> int | None:
+        """The first line of the region that shares most words with `old`, rare ones above all."""
+        words = [set(re.findall(r"\w+", line)) for line in self.lines[:200_000]]
+        counts: dict[str, int] = {}
+        for line in words:
+            for word in line:
+                counts[word] = counts.get(word, 0) + 1
+        old = set(re.findall(r"\w+", self.old))
+        worth = {word: 1 / counts[word] for word in old if word in counts}
+        if len(worth) * 3 < len(old) or not worth:
+            return None
+        scores = [sum(worth.get(word, 0) for word in line) for line in words]
+        best, at, run = 0.0, 0, 0.0
+        for end, score in enumerate(scores):
+            run += score - (scores[end - len(wanted)] if end >= len(wanted) else 0)
+            if run > best + 1e-9:
+                best, at = run, max(0, end - len(wanted) + 1)
+        return at
+
+    def region(self, at: int, count: int) -> str:
+        """Lines with their numbers, blanks and tabs made visible."""
+        shown = self.lines[at : at + min(count, SHOWN_REGION)]
+        return "\n".join(f"{n}: {clean(line)!r}" for n, line in enumerate(shown, at + 1))
+
+
+HELD_CHARS = 200
+ESCAPE_BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*)?$")
 
 
 class ShellTools:
@@ -3760,6 +4769,7 @@ class ShellTools:
         self.mask: Callable[[str], str] = str  # of our key in what a command prints
         self.output_folder: Path | None = None  # `.agent/output/<session>/`
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.held = ""  # the beginning of an escape whose end has not come yet
         self.call_id = ""  # of the running call: names the output file and the events
 
     @tool(needs="run")
@@ -3777,23 +4787,41 @@ class ShellTools:
         path = self.output_folder / f"{self.call_id}.txt" if self.output_folder else None
         capture = Capture(path)
         self.decoder.reset()
+        self.held = ""
         try:
             code, left = self.workspace.host.run(command, seconds, capture, self._live)
         finally:
             capture.close()
-        return self._result(capture, code, left, seconds)
+        head, _, last = self._result(capture, code, left, seconds).rpartition("\n")
+        missed = self._withheld(f"{command}\n{head}") if code else ""
+        return f"{head}{missed}\n{last}"
 
     def _live(self, data: bytes) -> None:
-        text = plain_text(self.decoder.decode(data))
-        if text:
+        text = self.held + self.decoder.decode(data)
+        cut = (
+            text.rfind("\x1b", -HELD_CHARS)
+            if ESCAPE_BEGUN.search(text, len(text) - HELD_CHARS)
+            else -1
+        )
+        text, self.held = (text, "") if cut < 0 else (text[:cut], text[cut:])
+        if text := plain_text(text):
             self.emit("tool_output", id=self.call_id, text=self.mask(text))
 
-    def _result(self, capture: Capture, code: int | None, left: list[int], seconds: int) -> str:
+    def _withheld(self, text: str) -> str:
+        """What a command that failed may have missed: a key that it can not see."""
+        named = [name for name in self.workspace.withheld if name in text]
+        if not named:
+            return ""
+        return f"\n[{', '.join(named)} is kept from commands; the user can name it in env_keep]"
+
+    def _result(self, capture: Capture, code: int | None, left: Jobs, seconds: int) -> str:
         """Output, what is still running, and last of all the exit code or the timeout."""
         lines = [capture.text().rstrip("\n")] if capture.size else ["(no output)"]
         if left:
-            pids = ", ".join(map(str, left))
-            lines.append(f"[still running in the background: pid {pids}; ends with the agent]")
+            jobs = ", ".join(
+                f"pid {pid} ({line[:80]})" if line else f"pid {pid}" for pid, line in left
+            )
+            lines.append(f"[still running in the background: {jobs}; ends with the agent]")
         if code is None:
             lines.append(
                 f"[timed out after {seconds} s and ended; background long commands with &]"
@@ -3804,7 +4832,9 @@ class ShellTools:
             lines.append(f"[exit code {code}]")
         where = ""
         if capture.path is not None and capture.path.exists():
-            where = f"; the whole output: read_file {self.workspace.relative(capture.path)}"
+            most = capture.size > OUTPUT_FILE_BYTES
+            part = f"first {OUTPUT_FILE_BYTES // 1_000_000} MB of the" if most else "whole"
+            where = f"; the {part} output: read_file {self.workspace.relative(capture.path)}"
         body = clip("\n".join(lines[:-1]), RESULT_CHARS - 100, where)
         return f"{body}\n{lines[-1]}"
 
@@ -3816,7 +4846,7 @@ class PersonTools:
         self.workspace = workspace
         self.ask_person = ask_person
 
-    @tool(needs="read")
+    @tool(needs="read", alone=True)
     def ask_user(self, question: str) -> str:
         """Ask the user for a decision that the code can not answer; never for permission.
 
@@ -3842,21 +4872,68 @@ class PersonTools:
         return Change(target, before, after, f"noted in AGENTS.md: {line}")
 
 
-def check_url(url: str, allowed_hosts: Iterable[str]) -> None:
+def is_public(address: str) -> bool:
+    """Whether an IP address belongs to the public internet, and one that is hidden in it too."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip.is_global and not ip.is_multicast
+    if ip in ipaddress.ip_network("64:ff9b::/96"):  # NAT64, RFC 6052
+        return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)))
+    inner = ip.ipv4_mapped or ip.sixtofour
+    if inner is not None:
+        return is_public(str(inner))
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved and ip.teredo is None
+
+
+def check_url(url: str, is_named: Callable[[str], bool]) -> None:
     """Refuse what is no web address of a public host (unless the user named the host)."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme not in ("http", "https") or not host:
         raise ToolError(f"{url} is not an http or https address")
-    if host in allowed_hosts:
+    if is_named(url):
         return
     try:
         found = socket.getaddrinfo(host, parts.port or parts.scheme, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError, ValueError) as error:
         raise ToolError(f"{host} is not known: {error}") from error
     for entry in found:
-        if not ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_global:
+        if not is_public(str(entry[4][0])):
             raise ToolError(f"{host} is not a public host; the user can name it in fetch_hosts")
+
+
+def checked_session(is_named: Callable[[str], bool]) -> requests.Session:
+    """A session that looks at the far end of each connection before it sends anything.
+
+    A name may resolve to another address than when it was checked. A proxy resolves for itself.
+    """
+    import requests
+    import urllib3
+
+    def check(host: str, far_end: Any) -> None:
+        address = str(far_end.getpeername()[0])
+        if not is_public(address) and not is_named(f"http://{host}/"):
+            raise ToolError(f"{host} leads to {address}, which is not a public host")
+
+    class Plain(urllib3.connection.HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            check(self.host, self.sock)
+
+    class Secure(urllib3.connection.HTTPSConnection):
+        def connect(self) -> None:
+            super().connect()
+            check(self.host, self.sock)
+
+    plain = type("PlainPool", (urllib3.HTTPConnectionPool,), {"ConnectionCls": Plain})
+    secure = type("SecurePool", (urllib3.HTTPSConnectionPool,), {"ConnectionCls": Secure})
+    session = requests.Session()
+    session.auth = lambda request: request  # nothing from .netrc
+    for scheme in ("http://", "https://"):
+        adapter = requests.adapters.HTTPAdapter()
+        adapter.poolmanager.pool_classes_by_scheme = {"http": plain, "https": secure}
+        session.mount(scheme, adapter)
+    return session
 
 
 FETCH_BYTES = 5_000_000
@@ -3867,13 +4944,41 @@ FETCH_HEADERS = {
     "User-Agent": "agent",
 }
 MOST_REDIRECTS = 5
+PASSING = (429, 502, 503, 504)  # answers that another try may change
+AGAIN_SECONDS = 2.0  # before that
+
+
+class PassingError(ToolError):
+    """A failure of the network that another try may mend."""
+
+
+def search_web(query: str, count: int) -> list[dict[str, str]]:
+    """Rows of {"title", "href", "body"} from the package ddgs."""
+    from ddgs import DDGS
+
+    return list(DDGS().text(query, max_results=count))
 
 
 class WebTools:
     """Search and pages, as text that is marked as foreign."""
 
-    def __init__(self, fetch_hosts: Sequence[str]) -> None:
+    def __init__(
+        self,
+        fetch_hosts: Sequence[str],
+        named: Callable[[str], bool] = lambda url: False,
+        search: Callable[[str, int], list[dict[str, str]]] = search_web,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.fetch_hosts = tuple(fetch_hosts)
+        self.named = named  # whether a rule of the user names the host of a URL
+        self.search = search
+        self.sleep = sleep
+        self.last = ("", "")  # URL and text of the page read last: its next part is not fetched
+
+    def is_named(self, url: str) -> bool:
+        """Whether the user named this host, which may then be a private one."""
+        parts = urlsplit(url)
+        return bool({parts.hostname, parts.netloc} & {*self.fetch_hosts}) or self.named(url)
 
     @tool(needs="net")
     def fetch_url(self, url: str, start: int = 0) -> str:
@@ -3882,56 +4987,70 @@ class WebTools:
         url: an http or https address
         start: the character to begin at, for long pages
         """
-        text = self._readable(url)
+        known, text = self.last
+        if start <= 0 or url != known:
+            text = self._twice(functools.partial(self._readable, url))
+            self.last = (url, text)
+        start = max(0, start)
         end = start + RESULT_CHARS - 500
         more = f"; go on with start={end}" if end < len(text) else ""
         shown = f"characters {start}-{min(end, len(text))} of {len(text)}{more}"
-        fence = f"untrusted-{os.urandom(4).hex()}"
-        return f"<{fence} source={url!r}>\n{text[start:end]}\n</{fence}>\n[{shown}]"
+        return f"{fenced(text[start:end], url)}\n[{shown}]"
+
+    def _twice(self, action: Callable[[], Any]) -> Any:
+        """Try once more after a failure that may pass."""
+        try:
+            return action()
+        except PassingError:
+            self.sleep(AGAIN_SECONDS)
+            return action()
 
     def _readable(self, url: str) -> str:
         """A page's text; every hop of a redirect is checked like the first."""
         import requests
         import urllib3
 
+        try:
+            with checked_session(self.is_named) as session:
+                return self._follow(session, url)
+        except ValueError as error:
+            raise ToolError(f"{url}: {error}") from error
+        except (
+            requests.exceptions.RequestException,
+            urllib3.exceptions.HTTPError,
+            zlib.error,
+        ) as error:
+            raise PassingError(f"{url}: {connection_reason(error, url)}") from error
+
+    def _follow(self, session: requests.Session, url: str) -> str:
+        """The text at the end of the redirects."""
         deadline = time.monotonic() + FETCH_SECONDS
+        options: Any = {"headers": FETCH_HEADERS, "stream": True, "timeout": 10}
         for _ in range(MOST_REDIRECTS + 1):
-            check_url(url, self.fetch_hosts)
-            try:
-                with requests.get(
-                    url, headers=FETCH_HEADERS, stream=True, timeout=10, allow_redirects=False
-                ) as answer:
-                    text = None if answer.is_redirect else self._text(answer, deadline)
-                    target = answer.headers.get("Location", "")
-            except (
-                requests.exceptions.RequestException,
-                urllib3.exceptions.HTTPError,
-                zlib.error,
-            ) as error:
-                raise ToolError(f"{url}: {connection_reason(error, url)}") from error
-            if text is not None:
-                return text
-            url = requests.compat.urljoin(url, target)
+            check_url(url, self.is_named)
+            with session.get(url, **options, allow_redirects=False) as answer:
+                if not answer.is_redirect:
+                    return self._text(answer, deadline)
+                url = urljoin(url, answer.headers.get("Location", ""))
         raise ToolError(f"{url} redirects too often")
 
     def _text(self, answer: requests.Response, deadline: float) -> str:
         """The body as text, within size and time."""
         if answer.status_code >= 400:
-            raise ToolError(f"{answer.url} answered {answer.status_code} {answer.reason}")
-        body = b""
+            failure = PassingError if answer.status_code in PASSING else ToolError
+            raise failure(f"{answer.url} answered {answer.status_code} {answer.reason}")
+        body, cut = b"", ""
         for chunk in inflate(arriving(answer)):
             body += chunk
             if len(body) > FETCH_BYTES or time.monotonic() > deadline:
+                cut = "\n[the page goes on; it was not read further]"
                 break
-        kind = answer.headers.get("Content-Type", "")
-        if is_binary(body) or body.startswith(b"%PDF"):
+        kind = answer.headers.get("Content-Type", "").lower()
+        if binary_kind(body) or re.match(r"(image/(?!svg)|audio/|video/|font/)", kind):
             raise ToolError(f"{answer.url} is {kind or 'binary'}, {len(body)} bytes, not text")
-        found = re.search(r"charset=[\"']?([\w-]+)", kind)
-        try:
-            text = body.decode(found[1] if found else "utf-8", "replace")
-        except LookupError:
-            text = body.decode("utf-8", "replace")
-        return clean(html_to_text(text) if "html" in kind or text.lstrip()[:1] == "<" else text)
+        text = decode_page(body, kind)
+        is_html = "html" in kind or re.match(r"\s*<(!doctype html|html)", text, re.IGNORECASE)
+        return clean(html_to_text(text, answer.url) if is_html else text) + cut
 
     @tool(needs="net")
     def web_search(self, query: str, max_results: int = 5) -> str:
@@ -3940,61 +5059,194 @@ class WebTools:
         query: what to look for
         max_results: how many results, at most 20
         """
+        count = min(max(1, max_results), 20)
+        rows = self._twice(functools.partial(self._search, query, count))
+        shown = [f"{row.get('title')}\n{row.get('href')}\n{row.get('body')}" for row in rows]
+        return fenced(clip("\n\n".join(shown)), "web search") if rows else "(nothing found)"
+
+    def _search(self, query: str, count: int) -> list[dict[str, str]]:
+        """The rows of a search. Raises PassingError."""
         try:
-            from ddgs import DDGS
             from ddgs.exceptions import DDGSException
         except ImportError as error:
             hint = "pip install 'onefile-agent[web]'"
             raise ToolError(f"web_search needs the package ddgs: {hint}") from error
         try:
-            rows = list(DDGS().text(query, max_results=min(max(1, max_results), 20)))
+            return self.search(query, count)
         except DDGSException as error:
-            raise ToolError(f"the search failed ({error}); try later, or fetch_url") from error
-        shown = [f"{row['title']}\n{row['href']}\n{row['body']}" for row in rows]
-        return clip("\n\n".join(shown)) or "(nothing found)"
+            if "no results" in str(error).lower():
+                return []
+            limited = "ratelimit" in type(error).__name__.lower() or " 202" in f" {error}"
+            why = "the search service limits its use" if limited else f"the search failed ({error})"
+            hint = "try again later, or fetch_url a page that you know"
+            raise PassingError(f"{why}; {hint}") from error
 
 
-def html_to_text(html: str) -> str:
+def fenced(text: str, source: str) -> str:
+    """Foreign text between marks that it can not forge."""
+    fence = f"untrusted-{os.urandom(4).hex()}"
+    return f"<{fence} source={source!r}>\n{text}\n</{fence}>"
+
+
+# What the web means by these names (WHATWG, Encoding); Python has them narrower.
+CHARSETS = {
+    "iso-8859-1": "cp1252",
+    "latin1": "cp1252",
+    "us-ascii": "cp1252",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "x-sjis": "cp932",
+    "euc-kr": "cp949",
+}
+
+
+def decode_page(body: bytes, kind: str) -> str:
+    """A page as text: by its mark, its Content-Type, its meta tag, else UTF-8."""
+    mark = next((codec for codec in MARKED if body.startswith(codec.mark)), None)
+    if mark is not None:
+        return body.removeprefix(mark.mark).decode(mark.encoding, "replace")
+    front = body[:4096].decode("ascii", "replace")
+    told = re.search(r"charset=[\"']?([\w.:-]+)", kind)
+    told = told or re.search(r"<meta[^>]+?charset\s*=\s*[\"']?([\w.:-]+)", front, re.IGNORECASE)
+    told = told or re.match(r"<\?xml[^>]+?encoding=[\"']([\w.:-]+)", front)
+    name = told[1].lower() if told else "utf-8"
+    try:
+        return body.decode(CHARSETS.get(name, name), "replace")
+    except (LookupError, ValueError):
+        return body.decode("utf-8", "replace")
+
+
+def html_to_text(html: str, base: str) -> str:
     """The readable text of a page; with the extra `web` by trafilatura."""
     try:
         import trafilatura
     except ImportError:
-        return plain_html(html)
-    text = trafilatura.extract(html, include_links=True, include_tables=True)
-    return text or plain_html(html)
+        return plain_html(html, base)
+    text = trafilatura.extract(
+        html,
+        url=base,
+        output_format="markdown",
+        include_links=True,
+        include_tables=True,
+        include_formatting=True,
+        favor_recall=True,
+    )
+    return text or plain_html(html, base)
 
 
-def plain_html(html: str) -> str:
-    """The text of a page by the standard library: blocks on lines, links kept, chrome dropped."""
+def plain_html(html: str, base: str = "") -> str:
+    """The text of a page by the standard library alone."""
     from html.parser import HTMLParser
 
-    blocks = "p div section article br li tr h1 h2 h3 h4 h5 h6 pre ul ol table header".split()
-    dropped = ("script", "style", "nav", "noscript", "template", "svg")
-    parts: list[str] = []
-    depth, links = 0, [""]
+    page = PageText(base)
 
     class Reader(HTMLParser):
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            nonlocal depth
-            depth += tag in dropped
-            if tag == "a":
-                links.append(dict(attrs).get("href") or "")
-            parts.append("\n" if tag in blocks else " | " if tag in ("td", "th") else "")
+            page.open(tag, dict(attrs))
 
         def handle_endtag(self, tag: str) -> None:
-            nonlocal depth
-            depth = max(0, depth - (tag in dropped))
-            if tag == "a" and len(links) > 1 and (link := links.pop()):
-                parts.append(f" ({link})")
-            parts.append("\n" if tag in blocks else "")
+            page.close(tag)
 
         def handle_data(self, data: str) -> None:
-            if not depth:
-                parts.append(data)
+            page.add(data)
 
-    Reader(convert_charrefs=True).feed(html)
-    text = re.sub(r"[ \t]+", " ", "".join(parts))
-    return re.sub(r"\s*\n\s*\n\s*", "\n\n", text).strip()
+    reader = Reader(convert_charrefs=True)
+    reader.feed(html)
+    reader.close()
+    return page.text()
+
+
+BLOCKS = frozenset(
+    "p div section article main header footer aside br hr li dt dd tr h1 h2 h3 h4 h5 h6 pre ul ol"
+    " dl table thead tbody blockquote figure form title".split()
+)
+APART = frozenset("p h1 h2 h3 h4 h5 h6 pre table ul ol blockquote".split())  # an empty line around
+CHROME = frozenset("script style nav noscript template svg".split())
+
+
+class PageText:
+    """A page's text, tag by tag: blocks on lines, rows with |, links with their address."""
+
+    def __init__(self, base: str) -> None:
+        self.base = base
+        self.lines: list[str] = []
+        self.line = ""
+        self.hidden: list[str] = []  # open tags whose text is left out
+        self.links: list[tuple[str, int]] = []  # address, and where its text began
+        self.pre = 0
+        self.row = 0  # cells of the table row so far, 0 outside
+
+    def open(self, tag: str, attrs: Mapping[str, str | None]) -> None:
+        """A tag begins."""
+        if tag in CHROME:
+            self.hidden.append(tag)
+        elif tag in ("td", "th"):
+            self.line += " | " if self.row else ""
+            self.row += 1
+        elif tag == "a":
+            self.links.append((attrs.get("href") or "", len(self.line)))
+        elif tag in BLOCKS:
+            self.end_line(apart=tag in APART)
+            self.line += (
+                "- " if tag == "li" else "#" * int(tag[1]) + " " if tag[1:].isdigit() else ""
+            )
+            self.pre += tag == "pre"
+
+    def close(self, tag: str) -> None:
+        """A tag ends."""
+        if tag in self.hidden:
+            del self.hidden[self.hidden.index(tag) :]
+        elif tag == "a" and self.links:
+            address, began = self.links.pop()
+            if (
+                address
+                and not address.startswith(("#", "javascript:"))
+                and self.line[began:].strip()
+            ):
+                self.line = f"{self.line.rstrip()} ({self.absolute(address)}) "
+        elif tag == "pre" and self.pre:
+            code, self.line = self.line.strip("\n"), ""
+            self.pre -= 1
+            self.lines += [f"```\n{code}\n```", ""] if code.strip() else []
+        elif tag in BLOCKS:
+            self.row = 0 if tag in ("tr", "table") else self.row
+            self.end_line(apart=tag in APART)
+
+    def absolute(self, address: str) -> str:
+        """An address of the page as one that can be fetched."""
+        try:
+            return urljoin(self.base, address)
+        except ValueError:
+            return address
+
+    def add(self, data: str) -> None:
+        """Text of the page."""
+        if self.pre:
+            self.line += data
+        elif not self.hidden:
+            text = re.sub(r"\s+", " ", data)
+            self.line += (
+                text.lstrip() if self.line.endswith((" ", "")) and not self.line.strip() else text
+            )
+
+    def end_line(self, *, apart: bool) -> None:
+        """Finish a line; inside a table row and preformatted text there is only one."""
+        if self.pre:
+            return
+        if self.row:
+            self.line += " "
+            return
+        text = re.sub(" +", " ", self.line).strip()
+        self.line = ""
+        self.lines += [text] if text else []
+        self.lines += [""] if apart and self.lines and self.lines[-1] else []
+
+    def text(self) -> str:
+        """All of it."""
+        self.pre = self.row = 0
+        self.end_line(apart=False)
+        return "\n".join(self.lines).strip()
 
 
 # == 7. Permissions ===========================================================
@@ -4282,6 +5534,13 @@ def protected(path: str) -> Decision | None:
     return None
 
 
+def names_host(policy: Policy, url: str) -> bool:
+    """Whether an allow rule of the user names the host of this URL, without a wildcard in it."""
+    host = host_of(url)
+    rules = [rule for rule in policy.allow if rule.tool == "fetch_url" and takes(rule, url, "text")]
+    return bool(host) and any(host_of(rule.pattern) == host for rule in rules)
+
+
 def host_of(url: str) -> str:
     """The host of a URL, "" when it is none."""
     try:
@@ -4492,6 +5751,24 @@ class Unattended(Denied):
         self.rules = rules
 
 
+MOST_THREADS = 8  # calls that run at once
+NO_TOOL = Tool("", "", "read", str, ())
+
+
+@dataclass
+class Running:
+    """A call on its way to its result."""
+
+    call: Call
+    began: float
+    made: Tool = NO_TOOL
+    arguments: dict[str, Any] = field(default_factory=dict)
+    decision: Decision = Decision("allow", "")
+    plan: Change | None = None
+    value: str | Change | None = None  # what it gave
+    error: ToolError | None = None
+
+
 class Agent:
     """One conversation: the session, the client, the tools and the loop that joins them."""
 
@@ -4544,8 +5821,10 @@ class Agent:
         """Go on in this session; its system message is built anew."""
         self.session = session
         self.workspace.seen = session.header["files"]
-        if self.shell is not None and session.folder is not None:
-            self.shell.output_folder = session.folder.parent / "output" / session.id
+        state = session.folder.parent if session.folder is not None else None
+        if self.shell is not None and state is not None:
+            self.shell.output_folder = state / "output" / session.id
+        self.workspace.journal.open(state / "undo" / session.id if state is not None else None)
         self.transcript.set_system(self.system_text())
 
     def set_mode(self, mode: str) -> None:
@@ -4647,6 +5926,8 @@ class Agent:
         self.limit, self.nudges, self.streak = self.settings.max_turns, 0, []
         header = self.session.header
         header["title"] = header.get("title") or first_line(clean(prompt))
+        header["turns"].append(len(self.transcript.messages))
+        self.workspace.journal.turn = len(header["turns"])
         self.transcript.add_user(self.task)
         self.save()
 
@@ -4692,7 +5973,7 @@ class Agent:
             message = {k: v for k, v in message.items() if k != "tool_calls"}
         if not message["content"] and not message.get("tool_calls"):
             return []
-        calls = self.transcript.add_reply(message)
+        calls = self.transcript.add_reply(message, self.only_reads)
         self.client.forget_partial()  # stored: a Ctrl-C must not keep it once more
         self.save()
         return calls
@@ -4758,43 +6039,131 @@ class Agent:
     # -- calls
 
     def run_calls(self, calls: Sequence[Call]) -> None:
-        """Run a reply's calls in order; one that fails leaves the others their own results."""
-        for call in calls:
-            self.run_call(call)
+        """Run a reply's calls in order; those that only read and stand together run at once."""
+        for batch in self.batches(calls):
+            self.run_together(batch)
             if len(self.streak) >= REPEATS_ENDED:
                 self.transcript.cancel_waiting("not run: the turn ended")
-                raise TurnEnd("error", 1, f"stopped: {call.name} gave the same result five times")
+                name = batch[-1].name
+                raise TurnEnd("error", 1, f"stopped: {name} gave the same result five times")
+
+    def batches(self, calls: Iterable[Call]) -> Iterator[list[Call]]:
+        """Calls that may run at once, each once; every other call by itself."""
+        batch: list[Call] = []
+        for call in calls:
+            known = [(one.name, one.arguments) for one in batch]
+            joins = all(map(self.may_join, (*batch[-1:], call)))
+            if batch and not (joins and (call.name, call.arguments) not in known):
+                yield batch
+                batch = []
+            batch.append(call)
+        if batch:
+            yield batch
 
     def run_call(self, call: Call) -> None:
         """find -> parse -> decide -> [approve] -> save -> run -> answer -> save."""
-        began = time.monotonic()
-        self.emit("tool_use", id=call.id, name=call.name, arguments=call.arguments)
-        decision = Decision("allow", "")
+        self.run_together([call])
+
+    def may_join(self, call: Call) -> bool:
+        """Whether a call may run beside others: it changes nothing here and asks nobody."""
+        made = find_tool(call.name, self.tools)
+        return made is None or (made.needs in ("read", "net") and not made.alone)
+
+    def only_reads(self, name: str) -> bool:
+        """Whether a tool of this name changes nothing: its arguments may be mended."""
+        made = find_tool(name, self.tools)
+        return made is not None and made.needs == "read"
+
+    def run_together(self, calls: Sequence[Call]) -> None:
+        """Decide on all calls first, one after another, then run them; answers in their order."""
+        going = [self.prepare(call) for call in calls]
+        ready = [one for one in going if one.error is None]
+        for one in ready:
+            if one.made.needs != "read":
+                self.transcript.begin(one.call.id)
+        if any(one.made.needs != "read" for one in ready):
+            self.save()
+        if len(ready) > 1:
+            self.run_at_once(going, ready)
+            return
+        for one in going:
+            try:
+                if one.error is None:
+                    self.perform(one)
+            except KeyboardInterrupt as stop:
+                self.answer(one, "cancelled", self.cut_output(one.call, stop))
+                raise
+            self.finish(one)
+
+    def run_at_once(self, going: Sequence[Running], ready: Sequence[Running]) -> None:
+        """Run calls in daemon threads; after Ctrl-C what comes late is dropped."""
+        free = threading.Semaphore(MOST_THREADS)
+
+        def work(one: Running) -> None:
+            with free:
+                if not threads[one.call.id].dropped:
+                    self.perform(one)
+
+        threads = {one.call.id: CallThread(target=work, args=(one,), daemon=True) for one in ready}
+        unanswered = list(going)
         try:
-            made = self.find(call)
-            arguments = made.bind(call.arguments)
-            decision = self.judge(made, arguments)
-            if decision.outcome == "deny":
-                raise Denied(decision.reason)
-            plan = self.plan(made, arguments)
-            self.approve(call, made, decision, plan)
-            status, text = "ok", self.perform(call, made, arguments, plan)
-        except (Denied, OutsideError) as refusal:
-            status, text = "denied", self.refuse(call, refusal)
-        except ToolError as error:
-            status, text = "error", f"error: {error}"
+            for thread in threads.values():
+                thread.start()
+            for one in going:
+                while one.call.id in threads and threads[one.call.id].is_alive():
+                    threads[one.call.id].join(SLICE_SECONDS)
+                self.finish(one)
+                unanswered.remove(one)
         except KeyboardInterrupt as stop:
-            self.answer(call, "cancelled", self.cut_output(call, stop), decision, began)
+            for thread in threads.values():
+                thread.dropped = True
+            self.workspace.searcher.close()
+            for one in unanswered:
+                self.cancel(one, stop)
             raise
-        self.answer(call, status, clip(text), decision, began)
+
+    def cancel(self, one: Running, stop: KeyboardInterrupt) -> None:
+        """After Ctrl-C: what had come to its end keeps its result."""
+        if one.value is not None or one.error is not None:
+            self.finish(one)
+        else:
+            self.answer(one, "cancelled", self.cut_output(one.call, stop))
+
+    def prepare(self, call: Call) -> Running:
+        """find -> parse -> decide -> [approve]; a call that may not run has its error already."""
+        one = Running(call, time.monotonic())
+        self.emit("tool_use", id=call.id, name=call.name, arguments=call.arguments)
+        try:
+            one.made = self.find(call)
+            one.arguments = one.made.bind(call.arguments)
+            one.decision = self.judge(one.made, one.arguments)
+            if one.decision.outcome == "deny":
+                raise Denied(one.decision.reason)
+            one.plan = self.plan(one.made, one.arguments)
+            self.approve(one)
+        except ToolError as error:
+            one.error = error
+        except KeyboardInterrupt as stop:
+            self.answer(one, "cancelled", self.cut_output(call, stop))
+            raise
+        return one
+
+    def finish(self, one: Running) -> None:
+        """Answer a call that came to its end."""
+        if isinstance(one.error, Denied | OutsideError):
+            self.answer(one, "denied", self.refuse(one.call, one.error))
+        elif one.error is not None:
+            self.answer(one, "error", clip(f"error: {one.error}"))
+        else:
+            self.answer(one, "ok", clip(str(one.value)))
 
     def find(self, call: Call) -> Tool:
         """The tool that a call names. Raises ToolError that helps the model to correct itself."""
         if call.error:
             raise ToolError(call.error)
-        made = self.tools.get(call.name)
+        made = find_tool(call.name, self.tools)
         if made is None:
-            near = difflib.get_close_matches(call.name, self.tools, n=3)
+            near = difflib.get_close_matches(call.name.casefold(), self.tools, n=3, cutoff=0.4)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             known = ", ".join(self.tools)
             raise ToolError(f"there is no tool {call.name!r}{hint} Known: {known}")
@@ -4812,6 +6181,11 @@ class Agent:
         if path is not None:
             also = [self.workspace.literal(path)]
         decision = decide(policy, made.name, made.needs, subject, also=also)
+        if path is not None and made.needs == "write":
+            target = self.workspace.safe_path(path)
+            if self.workspace.is_shared(target):
+                shared = Decision("ask", "other projects share this file by hard links")
+                decision = strictest([decision, shared])
         if decision.outcome == "ask" and self.settings.unattended:
             return Decision("allow", f"--yes ({decision.reason})", decision.rule)
         return decision
@@ -4842,11 +6216,12 @@ class Agent:
         planned = self.attempt(functools.partial(made.function, **arguments))
         return planned if isinstance(planned, Change) else None
 
-    def approve(self, call: Call, made: Tool, decision: Decision, plan: Change | None) -> None:
+    def approve(self, one: Running) -> None:
         """Ask the person where the decision says so. Raises Denied."""
+        call, made, decision, plan = one.call, one.made, one.decision, one.plan
         if decision.outcome == "allow":
             return
-        subject = self.subject(made, made.bind(call.arguments))
+        subject = self.subject(made, one.arguments)
         if self.ask is None:
             rules = permitting_rules(self.policy(), made.name, subject)
             raise Unattended(decision.reason, rules)
@@ -4863,18 +6238,18 @@ class Agent:
         if made.needs == "net":
             self.hosts.add(host_of(subject))
 
-    def perform(
-        self, call: Call, made: Tool, arguments: Mapping[str, Any], plan: Change | None
-    ) -> str:
-        """Run an approved call. What can have effects is marked and saved before it begins."""
-        if made.needs != "read":
-            self.transcript.begin(call.id)
-            self.save()
-        if self.shell is not None:
-            self.shell.call_id = re.sub(r"[^\w-]", "_", call.id)[:80]
-        if plan:
-            return str(self.attempt(functools.partial(self.workspace.apply, plan)))
-        return str(self.attempt(functools.partial(made.function, **arguments)))
+    def perform(self, one: Running) -> None:
+        """Run an approved call, which was marked and saved before if it can have effects."""
+        try:
+            if one.made.needs == "run" and self.shell is not None:
+                self.shell.call_id = re.sub(r"[^\w-]", "_", one.call.id)[:80]
+            if one.plan:
+                self.workspace.journal.call = one.call.id
+                one.value = self.attempt(functools.partial(self.workspace.apply, one.plan))
+            else:
+                one.value = self.attempt(functools.partial(one.made.function, **one.arguments))
+        except ToolError as error:
+            one.error = error
 
     def attempt(self, action: Callable[[], Any]) -> str | Change:
         """Run what a tool does; whatever it raises becomes a text for the model."""
@@ -4908,8 +6283,9 @@ class Agent:
         output = stop.output.rstrip("\n") if isinstance(stop, Stop) else ""
         return clip(f"{output}\n{INTERRUPTED_BY_USER}".lstrip("\n"))
 
-    def answer(self, call: Call, status: str, text: str, decision: Decision, began: float) -> None:
+    def answer(self, one: Running, status: str, text: str) -> None:
         """Fill in a result, save, report; an equal call with an equal result is counted."""
+        call, decision = one.call, one.decision
         text = self.client.mask(text, least=SECRET_CHARS)
         made = (call.name, encode(call.arguments), text)
         self.streak = [*self.streak, made] if made in self.streak[-1:] else [made]
@@ -4925,7 +6301,7 @@ class Agent:
             content=clean(text),
             decision=decision.outcome,
             rule=decision.rule or decision.reason,
-            ms=round((time.monotonic() - began) * 1000),
+            ms=round((time.monotonic() - one.began) * 1000),
         )
 
     # -- the context
@@ -4967,6 +6343,8 @@ class Agent:
             text = f"not compacted, nothing was changed: {error}"
             self.emit("notice", level="warning", text=text)
             return False
+        turns = self.session.header["turns"]
+        turns[:] = [at - cut + 2 if at >= cut else 0 for at in turns]
         self.transcript.replace(kept)
         self.transcript.set_system(self.system_text())
         self.client.forget_projection()
@@ -5005,6 +6383,113 @@ class Agent:
             raise ProviderError("the model wrote no usable hand-over note")
         return summary
 
+    # -- undo
+
+    def undo(self, count: int, report: Callable[[str], None]) -> None:
+        """Take the last turns back: their files as they were, and the turns out of the messages.
+
+        What could not be undone is named to `report`. Raises UsageError when there is no turn.
+        """
+        turns = self.session.header["turns"]
+        first = len(turns) - min(count, len(turns)) + 1
+        if not turns or count < 1:
+            raise UsageError("there is nothing to undo")
+        at = turns[first - 1]
+        gone = self.transcript.messages[at:] if self.is_prompt(at) else []
+        journal, kept = self.workspace.journal, []
+        for path, (begin, end) in journal.since(first).items():
+            try:
+                report(self.restore(path, begin, end))
+            except (ToolError, OSError) as error:
+                report(f"not undone: {path}: {error}")
+                kept += [row for row in journal.rows if row["path"] == path]
+        for line in self.not_undone(gone):
+            report(f"not undone: {line}")
+        journal.forget(first, kept)
+        if gone:
+            report(f"the conversation before is kept as session {self.keep_copy()}")
+            self.transcript.replace(self.transcript.messages[:at])
+            self.client.forget_projection()
+        else:
+            text = "the messages of these turns were compacted, they stay"
+            self.notes.append("[note: the user undid the file changes of the last turns]")
+            report(text)
+        del turns[first - 1 :]
+        self.save(sync=True)
+
+    def is_prompt(self, at: int) -> bool:
+        """Whether a turn begins at this index; 0 stands for one that compaction removed."""
+        messages = self.transcript.messages
+        return 0 < at < len(messages) and messages[at]["role"] == "user"
+
+    def restore(self, path: str, begin: Row, end: Row) -> str:
+        """One file as it was before a change; what was done. Raises ToolError."""
+        target = self.workspace.safe_path(path)
+        if self.workspace.literal(path) != self.workspace.relative(target):
+            raise OutsideError("the path leads elsewhere now")
+        now, before = (
+            self.workspace.read_if_there(target),
+            self.workspace.journal.image(begin["before"]),
+        )
+        changed = (None if now is None else digest(now)) != end["after"]
+        if now == before:
+            return f"{path} is as it was"
+        change = Change(target, now, before, "", begin["mode"])
+        decision = decide(self.policy(), "write_file", "write", path)
+        if decision.outcome == "deny":
+            raise ToolError(decision.reason)
+        if changed or decision.outcome == "human":
+            reason = "it changed since the agent wrote it" if changed else decision.reason
+            question = Question("approve", diff_of(change, path), "undo", reason)
+            if not is_yes(self.ask(question) if self.ask else None):
+                raise ToolError(f"left alone ({reason})")
+        note = self.workspace.apply(change)
+        if before is None:
+            self.workspace.remove_empty(begin["folders"])
+        return f"{'removed' if before is None else 'restored'} {path}{note}"
+
+    def not_undone(self, messages: Iterable[Message]) -> list[str]:
+        """What calls in these messages did that no before-image takes back."""
+        known = {row["call"] for row in self.workspace.journal.rows}
+        texts = {m["tool_call_id"]: m["content"] for m in messages if m["role"] == "tool"}
+        found = []
+        for call in (call for message in messages for call in calls_of(message)):
+            made = find_tool(call["function"]["name"], self.tools)
+            text = texts.get(call["id"], "")
+            idle = text.startswith(("denied: ", "error: ", NOT_RUN, CANCELLED, "not kept"))
+            if made is None or made.needs not in ("write", "run") or idle or call["id"] in known:
+                continue
+            given = read_json_object(call["function"]["arguments"])[0]
+            found.append(f"{made.name}: {first_line(str(given.get('command') or encode(given)))}")
+        return found
+
+    def keep_copy(self) -> str:
+        """A copy of the session as it stands, under an id of its own."""
+        if self.session.path is None:
+            return "(none: nothing is kept)"
+        self.session.save()
+        copy, _ = fork_session(self.session.path)
+        copy.header["title"] = f"{copy.header.get('title', '')} (before /undo)"
+        copy.save()
+        copy.close()
+        return copy.id
+
+    def diff(self) -> str:
+        """What the file tools changed in this session, as a unified diff against now."""
+        parts = []
+        for path, (begin, _) in self.workspace.journal.since(0).items():
+            try:
+                target = self.workspace.safe_path(path)
+                before, now = (
+                    self.workspace.journal.image(begin["before"]),
+                    self.workspace.read_if_there(target),
+                )
+                if before != now:
+                    parts.append(diff_of(Change(target, before, now, ""), path))
+            except ToolError as error:
+                parts.append(f"{path}: {error}\n")
+        return "".join(parts)
+
     # -- the disk
 
     def save(self, *, sync: bool = False) -> None:
@@ -5024,6 +6509,7 @@ class Agent:
     def close(self) -> None:
         """End everything that was started, and let go of the session."""
         self.workspace.host.close()
+        self.workspace.searcher.close()
         self.client.close()
         self.session.close()
 
@@ -5124,6 +6610,7 @@ class Screen:
         self.streams = streams  # the text is shown as it comes
         self.failure = ""  # why output was lost
         self.open_line = False
+        self.last_call = ""  # id of the call whose line was printed last
 
     def emit(self, kind: str, **data: Any) -> None:
         """Show one event; kinds without a method are not shown."""
@@ -5162,9 +6649,13 @@ class Screen:
     def on_tool_use(self, id: str, name: str, arguments: dict[str, Any]) -> None:
         """A call begins."""
         self.line(f"→ {call_line(name, arguments)}")
+        self.last_call = id
 
-    def on_tool_result(self, status: str, content: str, **_: Any) -> None:
-        """A call ended."""
+    def on_tool_result(self, id: str, name: str, status: str, content: str, **_: Any) -> None:
+        """A call ended; of calls that ran at once the name says which."""
+        if id != self.last_call:
+            self.line(f"← {visible(name)}")
+        self.last_call = ""
         for line in outcome_lines(status, content):
             self.line(line)
 
@@ -5484,6 +6975,34 @@ class Repl:
         """shorten the conversation now: /compact [what to keep]"""
         self.agent.compact(argument)
 
+    def do_diff(self, _: str) -> None:
+        """show what this session changed in files"""
+        self.screen.line(visible(self.agent.diff()).rstrip("\n") or "nothing was changed")
+
+    def do_undo(self, argument: str) -> None:
+        """take back the last turn, or the last N: files and messages: /undo [N]"""
+        if argument and not argument.isdecimal():
+            raise UsageError(f"/undo takes a number of turns, not {argument!r}")
+        self.agent.undo(int(argument or 1), lambda line: self.screen.line(visible(line)))
+
+    def do_jobs(self, argument: str) -> None:
+        """list what runs in the background, or end it: /jobs [end [PID]]"""
+        host = self.agent.workspace.host
+        word, _, number = argument.partition(" ")
+        if argument and (word != "end" or (number and not number.strip().isdecimal())):
+            raise UsageError("it is /jobs, /jobs end, or /jobs end PID")
+        jobs = dict(host.jobs())
+        wanted = [int(number)] if number else list(jobs) if word else []
+        for pid in wanted:
+            if pid not in jobs:
+                raise UsageError(f"{pid} is no background process of this session")
+            host.stop(pid)
+        left = host.jobs()
+        for pid, line in left:
+            self.screen.line(f"{pid:>8}  {visible(line)[:SHOWN_CHARS]}")
+        if not left:
+            self.screen.line("nothing runs in the background")
+
     def do_sessions(self, _: str) -> None:
         """list this project's sessions"""
         if self.agent.session.folder is None:
@@ -5544,13 +7063,13 @@ def build_agent(
     make_policy(settings, settings.mode)  # refuses what is no rule
     client = Client(settings, report, sleep=sleep)
     client.model = settings.model or known_model(session, client) or client.first_model()
-    workspace = Workspace(root, settings.environ)
+    workspace = Workspace(root, settings.environ, settings.env_keep)
     shell = ShellTools(workspace, report)
     shell.mask = lambda text: agent.client.mask(text, least=SECRET_CHARS)
     agent = Agent(settings, client, workspace, emit=report, ask=guarded(ask) if ask else None)
     agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
     session, trouble = (session, "") if session else begin_session(settings, root)
-    for name, empty in {"title": "", "usage": {}, "files": {}}.items():
+    for name, empty in {"title": "", "usage": {}, "files": {}, "turns": []}.items():
         if not isinstance(session.header.get(name), type(empty)):
             session.header[name] = empty
     session.header.update(root=str(root), model=client.model, base_url=client.endpoint)
@@ -5613,7 +7132,8 @@ def choose_tools(
     files = FileTools(agent.workspace, agent.may_show)
     ask = agent.ask or (lambda question: None)
     person = PersonTools(agent.workspace, lambda text: ask(Question("answer", text)))
-    web = WebTools(settings.fetch_hosts)
+    named = functools.partial(names_host, agent.policy())
+    web = WebTools(settings.fetch_hosts, named, sleep=agent.client.sleep)
     built_in = (files.read_file, files.list_files, files.grep, files.write_file, files.edit_file)
     others = (shell.bash, person.ask_user, person.note, web.web_search, web.fetch_url)
     registry = make_registry([*built_in, *others, *extra])
