@@ -2571,7 +2571,7 @@ class ToolError(AgentError):
 
 
 class OutsideError(ToolError):
-    """A path that leads out of the workspace: never permitted."""
+    """A path out of the workspace, or a hop to what a rule denies: never permitted."""
 
 
 @dataclass(frozen=True)
@@ -2770,13 +2770,13 @@ class Workspace:
         """The one opener: a descriptor of a regular file inside the root, for reading."""
         if path == self.root:
             raise ToolError(f"{self.relative(path)} is a folder: use list_files")
+        if not os.path.lexists(path):
+            hint = similar_hint(self.similar(path))
+            raise ToolError(f"{self.relative(path)} does not exist{hint}")
         folder = self.folder(path)
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(path.name, flags, dir_fd=folder)
-        except FileNotFoundError as error:
-            hint = similar_hint(self.similar(path))
-            raise ToolError(f"{self.relative(path)} does not exist{hint}") from error
         except OSError as error:
             raise ToolError(f"{self.relative(path)}: {error.strerror}") from error
         finally:
@@ -2833,6 +2833,7 @@ class Workspace:
         name = self.relative(change.path)
         if self.read_if_there(change.path) != change.before:
             raise ToolError(f"{name} changed on disk meanwhile and was left alone: read it again")
+        stale = change.before is not None and self.is_stale(change.path, change.before)
         sync = change.before is not None and change.path.stat().st_nlink > 1  # written in place
         trouble = self.journal.keep(self._row(change, name), change.before, sync=sync)
         note = ""
@@ -2843,7 +2844,8 @@ class Workspace:
                 self.seen.pop(name, None)
             else:
                 note = replace_file(folder, change, saved=not trouble)
-                self.saw(change.path, io.BytesIO(change.after))
+                if not stale:  # else the model still has not seen what others wrote
+                    self.saw(change.path, io.BytesIO(change.after))
         except OSError as error:
             raise ToolError(f"{name}: {error.strerror}") from error
         finally:
@@ -2860,12 +2862,15 @@ class Workspace:
 
     def remove_empty(self, folders: Iterable[str]) -> None:
         """Remove folders that were made for a file, the innermost first, if nothing is in them."""
-        for name in sorted(folders, key=len, reverse=True):
-            parent = self.folder(self.safe_path(name))
+        for name in sorted(set(folders), key=len, reverse=True):
+            try:
+                parent = self.folder(self.safe_path(name))
+            except ToolError:
+                continue
             try:
                 os.rmdir(Path(name).name, dir_fd=parent)
             except OSError:
-                return
+                continue
             finally:
                 os.close(parent)
 
@@ -3282,6 +3287,7 @@ QUIET = {  # whatever would wait for a person fails or passes through at once
     "PAGER": "cat",
     "GIT_PAGER": "cat",
     "GIT_EDITOR": "false",
+    "GIT_SEQUENCE_EDITOR": "false",
     "EDITOR": "false",
     "VISUAL": "false",
     "GIT_TERMINAL_PROMPT": "0",
@@ -3503,6 +3509,21 @@ SLICE_SECONDS = 0.25  # of waiting for a command
 END_SECONDS = 1.0  # from the polite signal to the last one
 
 
+FRONT_SHARE = 0.3  # of what is shown of a long output; the rest is its end
+CONTINUED = bytes(range(0x80, 0xC0))  # the bytes of a character behind its first
+
+
+def clip(text: str, limit: int = RESULT_CHARS, where: str = "") -> str:
+    """Head and tail of a text that is too long, with the count of what is not shown."""
+    if len(text) <= limit:
+        return text
+    room = limit - 120 - len(where)
+    front = int(room * FRONT_SHARE)
+    gap = len(text) - room
+    note = f"[... {gap} characters not shown{where} ...]"
+    return f"{text[:front]}\n{note}\n{text[len(text) - (room - front) :]}"
+
+
 class Capture:
     """A command's output in bounded memory: its head, its rolling tail, and all of it in a file."""
 
@@ -3537,13 +3558,15 @@ class Capture:
             self._file = open(os.open(self.path, flags, 0o600), "wb", buffering=0)
             self._file.write(self.head + self.tail)
 
-    def text(self) -> str:
-        """Head and tail as clean text, the gap between them named."""
+    def text(self, room: int = sys.maxsize, where: str = "") -> str:
+        """Head and tail as clean text, the gap between them named; `where` says where all is."""
         head, tail = bytes(self.head), bytes(self.tail)
         if self.size == len(head) + len(tail):
-            return plain_text(head + tail)
-        gap = self.size - len(head) - len(tail)
-        return f"{plain_text(head)}\n[... {gap} bytes not shown ...]\n{plain_text(tail)}"
+            return clip(plain_text(head + tail), room, where)
+        front = plain_text(head.decode("utf-8", "ignore"))[: int(room * FRONT_SHARE)]
+        back = plain_text(tail.lstrip(CONTINUED))[len(front) - room :]
+        gap = self.size - len(front.encode()) - len(back.encode())
+        return f"{front}\n[... {gap} bytes not shown{where} ...]\n{back}"
 
     def close(self) -> None:
         """Finish the file."""
@@ -3551,7 +3574,9 @@ class Capture:
             self._file.close()
 
 
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+ESCAPES = re.compile(  # ECMA-48: control sequences, strings, and the short ones
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-~])?"
+)
 
 
 def plain_text(data: bytes | str) -> str:
@@ -3560,7 +3585,12 @@ def plain_text(data: bytes | str) -> str:
     text = ESCAPES.sub("", text).replace("\r\n", "\n")
     if "\r" in text:
         text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-    return clean(text)
+    for _ in range(text.count("\b")):  # a spinner, or bold by overstrike
+        shorter = re.sub("[^\n\b]\b", "", text)
+        if shorter == text:
+            break
+        text = shorter
+    return clean(re.sub("[\x01-\x08\x0b-\x0d\x0e-\x1f\x7f-\x9f]", "", text))
 
 
 def shell_path() -> str:
@@ -3578,6 +3608,11 @@ def host_source() -> str:
 
 
 Jobs = list[tuple[int, str]]  # pid and command line of background processes
+
+
+def shown_jobs(told: Iterable[Sequence[Any]]) -> Jobs:
+    """What the host tells of processes; a command line is their text, so it is made one line."""
+    return [(pid, " ".join(plain_text(line).split()) or "?") for pid, line in told]
 
 
 class CommandHost:
@@ -3638,7 +3673,7 @@ class CommandHost:
         except (OSError, ToolError) as error:
             os.close(reader)
             raise ToolError(f"the command host failed, and the command: {error}") from error
-        left: Jobs = [(pid, line) for pid, line in answer["left"]] if answer else []
+        left = shown_jobs(answer["left"]) if answer else []
         self._drain(reader, take, keep=bool(left))
         return (int(answer["exit"]) if answer else None), left
 
@@ -3647,7 +3682,7 @@ class CommandHost:
         try:
             self.start()
             self.number += 1
-            argv = [shell_path(), "-c", command]
+            argv = [shell_path(), "-c", "--", command]
             request = {"run": argv, "cwd": str(self.root), "n": self.number}
             socket.send_fds(self.channel, [encode(request).encode("utf-8") + b"\n"], [writer])
         finally:
@@ -3689,7 +3724,7 @@ class CommandHost:
         """What runs in the background. Raises ToolError."""
         if self.process is None or self.process.poll() is not None:
             return []
-        return [(pid, line) for pid, line in self._ask({"jobs": 1})["jobs"]]
+        return shown_jobs(self._ask({"jobs": 1})["jobs"])
 
     def stop(self, pid: int) -> None:
         """End a background process and all below it, politely first."""
@@ -3726,6 +3761,10 @@ class CommandHost:
             except (OSError, ToolError, AttributeError):  # the host is gone
                 self.close()
                 break
+        else:  # the host was stopped, or worse: the next command gets another one
+            self.process.kill()
+            end_marked(self.mark)
+            self.close()
         return later
 
     def _drain(self, reader: int, take: Callable[[bytes], None], *, keep: bool) -> None:
@@ -3987,6 +4026,7 @@ class Search:
         self.ignore_case = request["ignore_case"]
         self.wanted = re.compile(request["regex"], re.IGNORECASE if self.ignore_case else 0)
         self.needed = [text.encode() for text in request["needed"]]
+        self.is_text = not self.ignore_case and request["needed"] == [request["regex"]]
         self.context = request["context"]
         self.first, self.room = request["first"], request["room"]
         self.lines: list[str] = []
@@ -4052,9 +4092,16 @@ class Search:
         near = None
         if self.needed:
             near = lines_with(data.lower() if self.ignore_case else data, self.needed)
-            if not near:
+            if not near or (self.is_text and self.count_only(len(near))):
                 return
         self.text(name, number, data.decode("utf-8", "replace"), near)
+
+    def count_only(self, hits: int) -> bool:
+        """Behind the wanted page matches are only counted."""
+        if self.context or self.room > 0:
+            return False
+        self.total += hits
+        return True
 
     def text(self, name: str, number: int, text: str, near: Sequence[int] | None) -> None:
         """Search lines, all or those at `near`, and keep what is to be shown."""
@@ -4063,12 +4110,14 @@ class Search:
             lines.pop()
         if "\r" in text:
             lines = [line.removesuffix("\r") for line in lines]
-        hits = []
+        hits, search = [], self.wanted.search
         for count, at in enumerate(range(len(lines)) if near is None else near):
             if count % HEARTBEAT_LINES == 0:
                 signal.alarm(SEARCH_SECONDS)
-            if self.wanted.search(lines[at]):
+            if search(lines[at]):
                 hits.append(at)
+        if self.count_only(len(hits)):
+            return
         marked = set(hits)
         around = range(-self.context, self.context + 1)
         shown = sorted({at + n for at in hits for n in around}) if self.context else hits
@@ -4208,12 +4257,19 @@ class Tool:
         for parameter in self.parameters:
             value = left.pop(parameter.name, None)
             if value is not None:
-                bound[parameter.name] = coerce(parameter, value)
+                bound[parameter.name] = self._fit(parameter, value)
             elif parameter.required:
                 raise ToolError(f"{parameter.name} is missing: {self.signature()}")
         if left:
             raise ToolError(f"unknown argument {', '.join(left)}: {self.signature()}")
         return bound
+
+    def _fit(self, parameter: Parameter, value: Any) -> Any:
+        """A converted value. Raises ToolError with the signature."""
+        try:
+            return coerce(parameter, value)
+        except ToolError as error:
+            raise ToolError(f"{error}: {self.signature()}") from error
 
 
 def coerce(parameter: Parameter, value: Any) -> Any:
@@ -4385,17 +4441,6 @@ def page(lines: Sequence[str], first: int, total: int, noun: str) -> str:
     return f"{shown}\n[{noun} {first + 1}-{first + taken} of {total}{more}]"
 
 
-def clip(text: str, limit: int = RESULT_CHARS, where: str = "") -> str:
-    """Head and tail of a text that is too long, with the count of what is not shown."""
-    if len(text) <= limit:
-        return text
-    room = limit - 120 - len(where)
-    front = int(room * 0.3)
-    gap = len(text) - room
-    note = f"[... {gap} characters not shown{where} ...]"
-    return f"{text[:front]}\n{note}\n{text[len(text) - (room - front) :]}"
-
-
 MOST_CONTEXT = 50  # lines that grep shows around a match
 
 
@@ -4405,7 +4450,7 @@ class FileTools:
     def __init__(self, workspace: Workspace, may_show: Callable[[str, str], bool]) -> None:
         self.workspace = workspace
         self.may_show = may_show  # (tool, path): what a rule hides is not found either
-        self.emptied: set[tuple[str, str]] = set()  # (path, digest): refused once
+        self.emptied: set[tuple[str, str, str]] = set()  # (path, text, digest): refused once
 
     @tool(needs="read")
     def read_file(self, path: str, start: int = 1, end: int | None = None) -> str:
@@ -4444,8 +4489,8 @@ class FileTools:
         first = max(0, offset)
         if not found:
             return f"(no files match {pattern} in {path}){listing.note()}"
-        shown = page([shown_name(name) for name in found[first:]], first, len(found), "files")
-        return shown + listing.note()
+        shown = [shown_name(name) for name in found[first : first + RESULT_CHARS // 2]]
+        return page(shown, first, len(found), "files") + listing.note()
 
     def _matching(self, name: str, path: str, pattern: str) -> tuple[list[str], Listing]:
         """Relative paths below a folder (or the file itself) that a glob takes."""
@@ -4522,7 +4567,7 @@ class FileTools:
 
     def _refuse_empty(self, name: str, before: bytes, content: str) -> None:
         """A file that holds something is not emptied by a call that came without its text."""
-        key = (name, digest(before))
+        key = (name, content, digest(before))
         if content.strip() or not before.strip() or key in self.emptied:
             return
         self.emptied.add(key)
@@ -4565,6 +4610,8 @@ class FileTools:
         if codec is UNKNOWN and any(is_half(text, at) for at, _ in places):
             raise ToolError(f"{path} is not UTF-8, and old may begin inside a character there")
         after = codec.encode(replace_places(text, places, new))
+        if after == before:
+            raise ToolError("old and new differ only in line ends, which stay: nothing to change")
         first = text.count("\n", 0, places[0][0]) + 1
         summary = f"edited {self.workspace.relative(target)}: {len(places)} place(s), line {first}"
         return Change(target, before, after, f"{summary}, {len(after)} bytes")
@@ -4626,6 +4673,7 @@ def shown_line(raw: bytes, rest: int, number: int, path: str) -> str:
     if len(text) <= LINE_CHARS and not rest:
         return f"{number}: {text}"
     cut = len(text[LINE_CHARS:].encode()) + rest
+    path = f"./{path}" if path.startswith("-") else path
     how = f"sed -n {number}p {shlex.quote(path)} | cut -c{LINE_CHARS + 1}-{LINE_CHARS * 9}"
     return f"{number}: {text[:LINE_CHARS]} [{cut} more bytes; bash: {how}]"
 
@@ -4667,14 +4715,18 @@ def find_places(text: str, old: str) -> list[tuple[int, int]]:
     return [found.span(1) for found in re.finditer(f"(?=({pattern}))", text)]
 
 
+def line_end_of(text: str) -> str:
+    """CRLF only where no line ends otherwise."""
+    return "\r\n" if "\r\n" in text and not re.search(r"(?<!\r)\n", text) else "\n"
+
+
 def replace_places(text: str, places: Sequence[tuple[int, int]], new: str) -> str:
     """The text with `new`, taken literally, at each place; its newlines in the region's style."""
-    made, at = [], 0
+    made, at, whole = [], 0, line_end_of(text)
     for start, end in places:
         if start < at:  # overlaps the place before
             continue
-        region = text[start:end] if "\n" in text[start:end] else text
-        style = "\r\n" if "\r\n" in region and not re.search(r"(?<!\r)\n", region) else "\n"
+        style = line_end_of(text[start:end]) if "\n" in text[start:end] else whole
         made += [text[at:start], new.replace("\r\n", "\n").replace("\n", style)]
         at = end
     return "".join([*made, text[at:]])
@@ -4816,27 +4868,21 @@ class ShellTools:
 
     def _result(self, capture: Capture, code: int | None, left: Jobs, seconds: int) -> str:
         """Output, what is still running, and last of all the exit code or the timeout."""
-        lines = [capture.text().rstrip("\n")] if capture.size else ["(no output)"]
-        if left:
-            jobs = ", ".join(
-                f"pid {pid} ({line[:80]})" if line else f"pid {pid}" for pid, line in left
-            )
-            lines.append(f"[still running in the background: {jobs}; ends with the agent]")
-        if code is None:
-            lines.append(
-                f"[timed out after {seconds} s and ended; background long commands with &]"
-            )
-        elif code < 0:
-            lines.append(f"[ended by signal {-code}]")
-        else:
-            lines.append(f"[exit code {code}]")
         where = ""
         if capture.path is not None and capture.path.exists():
             most = capture.size > OUTPUT_FILE_BYTES
             part = f"first {OUTPUT_FILE_BYTES // 1_000_000} MB of the" if most else "whole"
             where = f"; the {part} output: read_file {self.workspace.relative(capture.path)}"
-        body = clip("\n".join(lines[:-1]), RESULT_CHARS - 100, where)
-        return f"{body}\n{lines[-1]}"
+        body = capture.text(RESULT_CHARS - 2000, where).rstrip("\n") if capture.size else ""
+        if left:
+            jobs = ", ".join(f"pid {pid} ({line[:80]})" for pid, line in left[:10])
+            more = f" and {len(left) - 10} more" if len(left) > 10 else ""
+            body += f"\n[still running in the background: {jobs}{more}; ends with the agent]"
+        if code is None:
+            end = f"[timed out after {seconds} s and ended; background long commands with &]"
+        else:
+            end = f"[ended by signal {-code}]" if code < 0 else f"[exit code {code}]"
+        return f"{body.lstrip(chr(10)) or '(no output)'}\n{end}"
 
 
 class PersonTools:
@@ -4872,17 +4918,27 @@ class PersonTools:
         return Change(target, before, after, f"noted in AGENTS.md: {line}")
 
 
+def host_of(url: str) -> str:
+    """The host of a URL, "" when it is none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
 def is_public(address: str) -> bool:
     """Whether an IP address belongs to the public internet, and one that is hidden in it too."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv4Address):
-        return ip.is_global and not ip.is_multicast
+        protocols = ip in ipaddress.ip_network("192.0.0.0/24")  # Python has only parts of it
+        return ip.is_global and not ip.is_multicast and not protocols
     if ip in ipaddress.ip_network("64:ff9b::/96"):  # NAT64, RFC 6052
         return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)))
     inner = ip.ipv4_mapped or ip.sixtofour
     if inner is not None:
         return is_public(str(inner))
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved and ip.teredo is None
+    local = ip.is_multicast or ip.is_reserved or ip.is_site_local or ip.teredo is not None
+    return ip.is_global and not local
 
 
 def check_url(url: str, is_named: Callable[[str], bool]) -> None:
@@ -4902,17 +4958,18 @@ def check_url(url: str, is_named: Callable[[str], bool]) -> None:
             raise ToolError(f"{host} is not a public host; the user can name it in fetch_hosts")
 
 
-def checked_session(is_named: Callable[[str], bool]) -> requests.Session:
+def checked_session(named_hosts: set[str]) -> requests.Session:
     """A session that looks at the far end of each connection before it sends anything.
 
-    A name may resolve to another address than when it was checked. A proxy resolves for itself.
+    A name may resolve to another address than when it was checked; `named_hosts` may be private.
+    A proxy resolves for itself.
     """
     import requests
     import urllib3
 
     def check(host: str, far_end: Any) -> None:
         address = str(far_end.getpeername()[0])
-        if not is_public(address) and not is_named(f"http://{host}/"):
+        if not is_public(address) and host.strip("[]") not in named_hosts:
             raise ToolError(f"{host} leads to {address}, which is not a public host")
 
     class Plain(urllib3.connection.HTTPConnection):
@@ -4943,6 +5000,7 @@ FETCH_HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "agent",
 }
+PAGE_CUT = "; the page is larger and was not read further"
 MOST_REDIRECTS = 5
 PASSING = (429, 502, 503, 504)  # answers that another try may change
 AGAIN_SECONDS = 2.0  # before that
@@ -4966,11 +5024,13 @@ class WebTools:
         self,
         fetch_hosts: Sequence[str],
         named: Callable[[str], bool] = lambda url: False,
+        denied: Callable[[str], bool] = lambda url: False,
         search: Callable[[str, int], list[dict[str, str]]] = search_web,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.fetch_hosts = tuple(fetch_hosts)
         self.named = named  # whether a rule of the user names the host of a URL
+        self.denied = denied  # whether one forbids it: asked for each hop of a redirect
         self.search = search
         self.sleep = sleep
         self.last = ("", "")  # URL and text of the page read last: its next part is not fetched
@@ -4991,9 +5051,10 @@ class WebTools:
         if start <= 0 or url != known:
             text = self._twice(functools.partial(self._readable, url))
             self.last = (url, text)
+        text, cut = text.removesuffix(PAGE_CUT), text.endswith(PAGE_CUT)
         start = max(0, start)
         end = start + RESULT_CHARS - 500
-        more = f"; go on with start={end}" if end < len(text) else ""
+        more = (PAGE_CUT if cut else "") + (f"; go on with start={end}" if end < len(text) else "")
         shown = f"characters {start}-{min(end, len(text))} of {len(text)}{more}"
         return f"{fenced(text[start:end], url)}\n[{shown}]"
 
@@ -5011,8 +5072,9 @@ class WebTools:
         import urllib3
 
         try:
-            with checked_session(self.is_named) as session:
-                return self._follow(session, url)
+            named: set[str] = set()
+            with checked_session(named) as session:
+                return self._follow(session, url, named)
         except ValueError as error:
             raise ToolError(f"{url}: {error}") from error
         except (
@@ -5022,12 +5084,15 @@ class WebTools:
         ) as error:
             raise PassingError(f"{url}: {connection_reason(error, url)}") from error
 
-    def _follow(self, session: requests.Session, url: str) -> str:
+    def _follow(self, session: requests.Session, url: str, named: set[str]) -> str:
         """The text at the end of the redirects."""
         deadline = time.monotonic() + FETCH_SECONDS
         options: Any = {"headers": FETCH_HEADERS, "stream": True, "timeout": 10}
         for _ in range(MOST_REDIRECTS + 1):
             check_url(url, self.is_named)
+            if self.denied(url):
+                raise OutsideError(f"a rule of the user denies {url}")
+            named |= {host_of(url)} if self.is_named(url) else set()
             with session.get(url, **options, allow_redirects=False) as answer:
                 if not answer.is_redirect:
                     return self._text(answer, deadline)
@@ -5043,7 +5108,7 @@ class WebTools:
         for chunk in inflate(arriving(answer)):
             body += chunk
             if len(body) > FETCH_BYTES or time.monotonic() > deadline:
-                cut = "\n[the page goes on; it was not read further]"
+                cut = PAGE_CUT
                 break
         kind = answer.headers.get("Content-Type", "").lower()
         if binary_kind(body) or re.match(r"(image/(?!svg)|audio/|video/|font/)", kind):
@@ -5085,7 +5150,7 @@ class WebTools:
 def fenced(text: str, source: str) -> str:
     """Foreign text between marks that it can not forge."""
     fence = f"untrusted-{os.urandom(4).hex()}"
-    return f"<{fence} source={source!r}>\n{text}\n</{fence}>"
+    return f"<{fence} source={source[:200]!r}>\n{text}\n</{fence}>"
 
 
 # What the web means by these names (WHATWG, Encoding); Python has them narrower.
@@ -5187,6 +5252,7 @@ class PageText:
         elif tag == "a":
             self.links.append((attrs.get("href") or "", len(self.line)))
         elif tag in BLOCKS:
+            self.row = 0 if tag in ("tr", "table") else self.row
             self.end_line(apart=tag in APART)
             self.line += (
                 "- " if tag == "li" else "#" * int(tag[1]) + " " if tag[1:].isdigit() else ""
@@ -5526,6 +5592,11 @@ def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: st
     return default
 
 
+def denies(policy: Policy, name: str, needs: str, subject: str) -> bool:
+    """Whether a rule forbids this whoever is there."""
+    return decide(policy, name, needs, subject).outcome == "deny"
+
+
 def protected(path: str) -> Decision | None:
     """What the built-in table says of a written path."""
     for pattern, outcome, reason in PROTECTED:
@@ -5539,14 +5610,6 @@ def names_host(policy: Policy, url: str) -> bool:
     host = host_of(url)
     rules = [rule for rule in policy.allow if rule.tool == "fetch_url" and takes(rule, url, "text")]
     return bool(host) and any(host_of(rule.pattern) == host for rule in rules)
-
-
-def host_of(url: str) -> str:
-    """The host of a URL, "" when it is none."""
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
 
 
 def decide_command(policy: Policy, command: str) -> Decision:
@@ -6394,15 +6457,19 @@ class Agent:
         first = len(turns) - min(count, len(turns)) + 1
         if not turns or count < 1:
             raise UsageError("there is nothing to undo")
+        if by_mode(self.policy(), "write").outcome == "deny":
+            raise UsageError(f"mode {self.mode} only reads: /mode ask, then /undo")
         at = turns[first - 1]
         gone = self.transcript.messages[at:] if self.is_prompt(at) else []
         journal, kept = self.workspace.journal, []
-        for path, (begin, end) in journal.since(first).items():
+        changes = journal.since(first)
+        for path, (begin, end) in changes.items():
             try:
                 report(self.restore(path, begin, end))
             except (ToolError, OSError) as error:
                 report(f"not undone: {path}: {error}")
                 kept += [row for row in journal.rows if row["path"] == path]
+        self.workspace.remove_empty(f for begin, _ in changes.values() for f in begin["folders"])
         for line in self.not_undone(gone):
             report(f"not undone: {line}")
         journal.forget(first, kept)
@@ -6444,8 +6511,6 @@ class Agent:
             if not is_yes(self.ask(question) if self.ask else None):
                 raise ToolError(f"left alone ({reason})")
         note = self.workspace.apply(change)
-        if before is None:
-            self.workspace.remove_empty(begin["folders"])
         return f"{'removed' if before is None else 'restored'} {path}{note}"
 
     def not_undone(self, messages: Iterable[Message]) -> list[str]:
@@ -6752,7 +6817,8 @@ class Person:
         if question.name:
             text = f"{question.name}: {text}" if "\n" not in text.strip() else text.rstrip("\n")
         reason = f" ({question.reason})" if question.reason else ""
-        body = f"{text}\nrun this{reason}" if question.name else text.rstrip("? \n")
+        verb = "undo" if question.name == "undo" else "run"
+        body = f"{text}\n{verb} this{reason}" if question.name else text.rstrip("? \n")
         end = "? [y/n] " if question.kind == "approve" else "? "
         self.screen.end_line()
         self.screen.write(self.screen.err, body + end)
@@ -7132,8 +7198,11 @@ def choose_tools(
     files = FileTools(agent.workspace, agent.may_show)
     ask = agent.ask or (lambda question: None)
     person = PersonTools(agent.workspace, lambda text: ask(Question("answer", text)))
-    named = functools.partial(names_host, agent.policy())
-    web = WebTools(settings.fetch_hosts, named, sleep=agent.client.sleep)
+    policy = agent.policy()
+    named = functools.partial(names_host, policy)
+    web = WebTools(
+        settings.fetch_hosts, named, functools.partial(denies, policy, "fetch_url", "net")
+    )
     built_in = (files.read_file, files.list_files, files.grep, files.write_file, files.edit_file)
     others = (shell.bash, person.ask_user, person.note, web.web_search, web.fetch_url)
     registry = make_registry([*built_in, *others, *extra])
