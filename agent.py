@@ -16,10 +16,10 @@ Contents (each section uses only those above it; to read it as a story, start at
     2. Transcript    messages, the invariants T1-T9, problems(), heal(), cut_point()
     3. Sessions      one JSON file a session: save, load, list, lock, fork
     4. Client        SSE reader, reply resolver, projection, retries, errors
-    5. Workspace     safe_path and the one opener, byte-keeping changes, the command host
+    5. Workspace     safe_path and the one opener, byte-keeping changes, commands, searching
     6. Tools         @tool, schemas from signatures, argument coercion, the built-in tools
     7. Permissions   rules, shell command splitting, decide()
-    8. Agent         the while-loop: run_turn, step, run_call; compaction
+    8. Agent         the while-loop: run_turn, step, run_call; compaction, undo
     10. Terminal     events on a screen, the approval prompt, slash commands, the REPL
     11. Main         build_agent(), the demo, main()
 
@@ -2902,6 +2902,7 @@ class Workspace:
             folders[prefix] = files
             count += len(files)
         found.take(folders, ignored.wait())
+        found.unread = ignored.files_seen and not ignored.told
         return found
 
 
@@ -2914,6 +2915,7 @@ class Listing:
     ignored: int = 0  # files and folders that git ignores
     odd: int = 0  # links, pipes, sockets, devices
     unreadable: int = 0  # folders
+    unread: bool = False  # there is a .gitignore and git could not apply it
 
     def sort(self, entries: Iterable[os.DirEntry[str]], prefix: str) -> tuple[list[str], list[str]]:
         """The names of a folder's folders and of its regular files."""
@@ -2951,6 +2953,7 @@ class Listing:
         parts += [f"{self.odd} links, pipes or devices"] if self.odd else []
         parts += [f"{self.unreadable} unreadable folders"] if self.unreadable else []
         parts += [part for part in more if part]
+        parts += ["nothing by .gitignore, for git did not answer"] if self.unread else []
         hint = "; a path that names one is searched" if self.skipped or self.ignored else ""
         return f"\n[skipped: {', '.join(parts)}{hint}]" if parts else ""
 
@@ -2965,32 +2968,51 @@ class Ignored:
         self.root, self.start = workspace.root, start
         self.environ = {k: v for k, v in workspace.environ.items() if not k.startswith("GIT_")}
         self.repositories: list[str] = []  # prefixes of folders that hold a .git
-        self.files_seen = False  # a .gitignore
+        inside = [folder for folder in (start, *start.parents) if folder.is_relative_to(self.root)]
+        self.files_seen = any((folder / ".gitignore").exists() for folder in inside)
+        self.told = False  # git answered
         self.found: set[str] = set()
         above = [start, *start.parents]
         self.inside = any(os.path.lexists(folder / ".git") for folder in above)
-        self.thread = threading.Thread(target=self.ask, args=(start,), daemon=True)
+        self.thread = threading.Thread(target=self._ask_first, daemon=True)
         if self.inside:
             self.thread.start()
 
+    def _ask_first(self) -> None:
+        self.told = self.ask(self.start)
+
     def ask(self, folder: Path, *options: str) -> bool:
         """Add what git says below one folder; False when it can not tell."""
-        command = [*GIT, *options, *LIST_IGNORED]
-        try:
-            answer = subprocess.run(command, cwd=folder, env=self.environ, capture_output=True)
-        except OSError:  # no git
-            return False
+        answer = self._git(folder, [*options, *LIST_IGNORED])
+        if answer is not None and answer.returncode:  # also deep inside a folder that is ignored
+            inner = self._git(folder, [*options, "check-ignore", "-q", "."])
+            return inner is not None and inner.returncode == 0
         base = "" if folder == self.root else f"{folder.relative_to(self.root).as_posix()}/"
-        names = answer.stdout.decode("utf-8", "surrogateescape").split("\0")
-        kept = [name for name in names if name and name != "./"]
+        told = answer.stdout.decode("utf-8", "surrogateescape") if answer else ""
+        kept = [name for name in told.split("\0") if name and name != "./"]
         self.found.update(base + name for name in kept if not SKIPPED_FOLDERS & {*name.split("/")})
-        return answer.returncode == 0
+        return answer is not None
+
+    def _git(
+        self, folder: Path, arguments: Sequence[str]
+    ) -> subprocess.CompletedProcess[bytes] | None:
+        """Run git in a folder; None where there is none."""
+        try:
+            return subprocess.run(
+                [*GIT, *arguments],
+                cwd=folder,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+            )
+        except OSError:
+            return None
 
     def wait(self) -> frozenset[str]:
         """The paths, once the tree has been walked."""
         if self.inside:
             self.thread.join()
-        elif self.files_seen:
+        if self.files_seen and not self.told:  # no repository, or one that git can not read
             self._without_repository()
         for prefix in self.repositories:  # a repository inside: the outer one does not look there
             if self.root / prefix != self.start:
@@ -3005,7 +3027,7 @@ class Ignored:
             for name in ("objects", "refs"):
                 Path(folder, name).mkdir()
             Path(folder, "HEAD").write_text("ref: refs/heads/none\n")
-            self.ask(self.start, f"--git-dir={folder}", f"--work-tree={self.root}")
+            self.told = self.ask(self.start, f"--git-dir={folder}", f"--work-tree={self.root}")
 
 
 def shown_name(name: str) -> str:
@@ -3826,6 +3848,7 @@ BLOCK_BYTES = 16_000_000  # of a file in memory at a time
 HEARTBEAT_LINES = 512
 RG_FROM_FILES = 200  # for fewer files rg is not worth its start
 RG_ARGUMENT_BYTES = 1_000_000  # of names in one command line
+RG_SECONDS = 20.0  # for one command line
 RG = "rg --no-config --no-messages --no-ignore --hidden -a -l -0 -F".split()
 
 
@@ -3908,14 +3931,24 @@ def holding(
     while at < len(names):
         room, chunk = RG_ARGUMENT_BYTES, []
         while at < len(names) and room > 0:
-            chunk.append(names[at])
+            chunk.append(f"./{names[at]}" if names[at].startswith("-") else names[at])
             room -= len(names[at]) * 4 + 8
             at += 1
-        answer = subprocess.run([rg, *options, "--", *chunk], cwd=root, capture_output=True)
-        if answer.returncode > 1:
+        command = [rg, *options, "--", *chunk]
+        try:
+            answer = subprocess.run(
+                command,
+                cwd=root,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=RG_SECONDS,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return names
+        if answer.returncode not in (0, 1):
             return names
         found += answer.stdout.split(b"\0")
-    kept = {os.fsdecode(name) for name in found}
+    kept = {os.fsdecode(name).removeprefix("./") for name in found}
     return [name for name in names if name in kept]
 
 
@@ -3924,34 +3957,33 @@ class Searcher:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.process: subprocess.Popen[bytes] | None = None
-        self.lock = threading.Lock()
+        self.idle: list[subprocess.Popen[bytes]] = []
+        self.workers: set[subprocess.Popen[bytes]] = set()  # also those at work
 
     def start(self) -> subprocess.Popen[bytes]:
-        """The worker; it loads this very file, whatever its name."""
-        if self.process is None:
-            code = SEARCH_BOOT.format(path=str(Path(__file__).resolve()))
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", code, os.fspath(self.root)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env={},
-            )
-        return self.process
+        """A new worker; it loads this very file, whatever its name."""
+        code = SEARCH_BOOT.format(path=str(Path(__file__).resolve()))
+        worker = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code, os.fspath(self.root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={},
+        )
+        self.workers.add(worker)
+        return worker
 
     def search(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """One search (see `serve_searches`). Raises ToolError when it does not come to an end."""
-        with self.lock:
-            try:
-                line = self._ask(json.dumps(request).encode() + b"\n")
-            except KeyboardInterrupt:
-                self.close()
-                raise
-            except (OSError, ValueError):
-                line = b""
-            code = 0 if line else self.close()
+        worker = self.idle.pop() if self.idle else self.start()
+        line = b""
+        try:
+            line = ask_worker(worker, json.dumps(request).encode() + b"\n")
+        except (OSError, ValueError):  # it was ended
+            pass
+        finally:
+            code = 0 if line else self.end(worker)
         if code == -signal.SIGALRM:
             raise ToolError(
                 f"the search did not get on for {SEARCH_SECONDS} s: this regex backtracks without"
@@ -3959,32 +3991,40 @@ class Searcher:
             )
         if not line:
             raise ToolError(f"the search was ended from outside ({code})")
+        self.idle.append(worker)
         answer = dict(json.loads(line))
         if "error" in answer:
             raise ToolError(answer["error"])
         return answer
 
-    def _ask(self, request: bytes) -> bytes:
-        process = self.start()
-        assert process.stdin and process.stdout
-        process.stdin.write(request)
-        process.stdin.flush()
-        return process.stdout.readline()
-
-    def close(self) -> int:
-        """End the worker, also in the middle of a search; returns its exit code."""
-        process, self.process = self.process, None
-        if process is None:
-            return 0
-        process.kill()
-        code = process.wait()
-        for pipe in (process.stdin, process.stdout):
+    def end(self, worker: subprocess.Popen[bytes]) -> int:
+        """End a worker, also in the middle of a search; returns its exit code."""
+        worker.kill()
+        code = worker.wait()
+        self.workers.discard(worker)
+        for pipe in (worker.stdin, worker.stdout):
             try:
                 if pipe:
                     pipe.close()
             except OSError:  # what could not be written
                 continue
         return code
+
+    def close(self) -> None:
+        """End all workers; one that is at work is let go by the thread that waits for it."""
+        for worker in list(self.workers):
+            worker.kill()
+            worker.wait()
+        while self.idle:
+            self.end(self.idle.pop())
+
+
+def ask_worker(worker: subprocess.Popen[bytes], request: bytes) -> bytes:
+    """One request and its answer, b"" when the worker ended."""
+    assert worker.stdin and worker.stdout
+    worker.stdin.write(request)
+    worker.stdin.flush()
+    return worker.stdout.readline()
 
 
 SEARCH_BOOT = """
@@ -4498,7 +4538,10 @@ class FileTools:
         root = workspace.safe_path(path)
         if not root.exists():
             raise ToolError(f"{path} does not exist{similar_hint(workspace.similar(root))}")
-        if not root.is_dir():
+        kind = file_kind(root.stat().st_mode)
+        if kind not in ("file", "folder"):
+            raise ToolError(f"{path} is a {kind}, no regular file")
+        if kind == "file":
             return [workspace.relative(root)], Listing()
         listing = workspace.walk(root)
         found = listing.names

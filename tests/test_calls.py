@@ -386,7 +386,6 @@ def with_effects(ran: list[str]) -> list[Any]:
 CUT_REPLIES = {
     "length": {"fault": "length"},
     "length behind a whole call": {"fault": "length_whole_call"},
-    "the end of the stream": {"fault": "cut_call"},
     "labelled as whole": {"fault": "cut_call_labelled_whole"},
     "length, said plainly": {"finish_reason": "length"},
     "a content filter": {"finish_reason": "content_filter"},
@@ -418,6 +417,13 @@ def test_of_a_cut_reply_nothing_is_run(
 
     go({**call(name, raw), **reply}, extra=[echoes, *with_effects(ran)])
     assert ran == []
+
+
+def test_of_a_reply_whose_stream_broke_nothing_is_run(go: Callable[..., Run]) -> None:
+    ran: list[str] = []
+    step = {**call("runs", CUT_ARGUMENTS["almost"]), "fault": "cut_call"}
+    run = go(step, "in whole, then", extra=with_effects(ran))
+    assert (ran, run.status, run.calls) == ([], "done", [])
 
 
 @pytest.mark.parametrize("name", ["write_file", "grep", "bash", "ask_user", "nothing"])
