@@ -34,46 +34,135 @@ from __future__ import annotations
 
 import argparse
 import codecs
-import dataclasses
-import difflib
 import errno
-import fcntl
 import fnmatch
 import functools
-import inspect
+import gc
 import io
-import ipaddress
 import itertools
-import json
 import os
 import re
-import select
-import shlex
 import signal
-import socket
 import stat
-import subprocess
 import sys
-import termios
 import threading
 import time
 import types
-import typing
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
-from urllib.parse import urljoin, urlsplit
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import ctypes  # of HostProcess, which runs elsewhere
+    import dataclasses
+    import difflib
+    import fcntl
+    import inspect
+    import ipaddress
+    import json
+    import select
+    import shlex
+    import socket
+    import subprocess
+    import termios
+    import typing
+    import zlib
+    from dataclasses import dataclass, field
+    from pathlib import Path
+    from typing import Any, BinaryIO, NoReturn, TypeAlias, TypeVar
+    from urllib.parse import urljoin, urlsplit
+
     import requests
+
+    F = TypeVar("F", bound=Callable[..., Any])
 
 __version__ = "0.1.0"
 
-Message = dict[str, Any]
+Message: TypeAlias = "dict[str, Any]"
 Emit = Callable[..., None]
-F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Later:
+    """A module, or what is taken from one, that is imported when it is first used.
+
+    Then it takes the place of this. What `agent --help`, `import agent` and the search worker do
+    not need takes longer to import than all that they do.
+    """
+
+    def __init__(self, module: str, name: str = "") -> None:
+        self._module, self._name = module, name
+
+    def _import(self) -> Any:
+        import importlib
+
+        found: Any = importlib.import_module(self._module)
+        found = getattr(found, self._name) if self._name else found
+        globals()[self._name or self._module] = found
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._import(), name)
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        return self._import()(*values, **named)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, self._import())
+
+
+class LaterDataclass:
+    """Stands in a class for its fields; makes it a dataclass when these or an instance are wanted.
+
+    To do so at import takes longer than all that `agent --help` does.
+    """
+
+    def __init__(self, cls: Any, options: Mapping[str, Any]) -> None:
+        self.cls, self.options, self.lock = cls, options, threading.Lock()
+        self.made = False
+        cls.__new__, cls.__dataclass_fields__ = self.new, self
+        self.before = dict(vars(cls))
+
+    def new(self, cls: Any, *values: Any, **named: Any) -> Any:
+        """The `__new__` of the class: its `__init__`, which comes next, is there from now on."""
+        self.make()
+        return object.__new__(cls)
+
+    def __get__(self, instance: Any, cls: Any) -> Any:
+        self.make()
+        return self.cls.__dataclass_fields__
+
+    def make(self) -> None:
+        """What the decorator would have done at once; begins anew where a Ctrl-C has stopped it."""
+        with self.lock:
+            if self.made:
+                return
+            for name in vars(self.cls).keys() - self.before.keys():
+                delattr(self.cls, name)
+            for name in self.cls.__annotations__.keys() & self.before.keys():
+                value = self.before[name]  # a dict comes from `field`
+                value = dataclasses.field(**value) if isinstance(value, dict) else value
+                setattr(self.cls, name, value)
+            dataclasses.dataclass(**self.options)(self.cls)
+            self.made = True
+
+
+if not TYPE_CHECKING:  # the checkers see the real ones, imported above
+    Path = Later("pathlib", "Path")
+    urljoin = Later("urllib.parse", "urljoin")
+    urlsplit = Later("urllib.parse", "urlsplit")
+    for _name in (
+        "dataclasses difflib fcntl inspect ipaddress json"
+        " select shlex socket subprocess termios typing zlib"
+    ).split():
+        globals()[_name] = Later(_name)
+
+    field = dict  # of what `dataclasses.field` will be called with
+
+    def dataclass(cls: Any = None, /, **options: Any) -> Any:
+        """`dataclasses.dataclass`, put off."""
+        if cls is None:
+            return functools.partial(dataclass, **options)
+        LaterDataclass(cls, options)
+        return cls
 
 # == 1. Settings ==============================================================
 # Everything that a person can set, read once, in one place. Later layers win:
@@ -117,14 +206,20 @@ class UsageError(AgentError):
     exit_code = 2
 
 
-@dataclass(frozen=True)
 class Provider:
     """One row of the provider table."""
 
-    base_url: str
-    key_name: str = ""  # the environment variable that holds the key; "": none needed
-    model: str = ""  # default model; "": the first that /models lists
-    quirks: tuple[str, ...] = ()  # what ADAPTATIONS would learn from its refusals, known before
+    def __init__(
+        self,
+        base_url: str,
+        key_name: str = "",
+        model: str = "",
+        quirks: tuple[str, ...] = (),
+    ) -> None:
+        self.base_url = base_url
+        self.key_name = key_name  # the environment variable that holds the key; "": none needed
+        self.model = model  # default model; "": the first that /models lists
+        self.quirks = quirks  # what ADAPTATIONS would learn from its refusals, known before
 
 
 PROVIDERS = {
@@ -244,10 +339,11 @@ ENVIRONMENT = {
 
 def read_config(path: Path) -> dict[str, Any]:
     """The user's config file as settings; {} when there is none; UsageError names what is off."""
-    import tomllib
-
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        import tomllib  # only for who has such a file
+
+        table = tomllib.loads(text)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -655,6 +751,7 @@ class Transcript:
         """Fill in the result of a call of the last reply."""
         for at in range(len(self.messages) - 1, -1, -1):
             if self.messages[at].get("tool_call_id") == call_id:
+                self._encoded.pop(id(self.messages[at]), None)
                 self.messages[at] = result_message(call_id, text or "(no output)")
                 break
         self.waiting = [other for other in self.waiting if other != call_id]
@@ -686,11 +783,17 @@ class Transcript:
 
     def lines(self) -> list[str]:
         """Every message as JSON."""
-        return [self.encoded(message) for message in self.messages]
+        known = self._encoded
+        for message in self.messages:
+            if id(message) not in known:
+                self._known(message)
+        return [known[id(message)][1] for message in self.messages]
 
     def tokens(self) -> int:
         """How many tokens the messages are, estimated."""
-        return sum(self._known(message)[2] for message in self.messages)
+        self.lines()
+        known = self._encoded
+        return sum([known[id(message)][2] for message in self.messages])
 
 
 def estimate_tokens(text: str) -> int:
@@ -1693,31 +1796,37 @@ def error_codes(body: Any, depth: int = 0) -> list[str]:
     return here + [code for value in body.values() for code in error_codes(value, depth + 1)]
 
 
-def compiled(*patterns: str) -> re.Pattern[str]:
-    """One pattern out of several, upper and lower case alike."""
-    return re.compile("|".join(patterns), re.IGNORECASE | re.DOTALL)
+class Patterns:
+    """Several in one, upper and lower case alike; compiled at its first use."""
+
+    def __init__(self, *patterns: str) -> None:
+        self.pattern = "|".join(patterns)
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Where one of them stands first."""
+        return re.search(self.pattern, text, re.IGNORECASE | re.DOTALL)
 
 
 # Codes that no retry mends, whatever the status.
-QUOTA = compiled(
+QUOTA = Patterns(
     "insufficient_quota",
     "usage_limit_reached",
     "billing_(hard_)?limit",
     "billing_not_active",
     "account_(deactivated|suspended)",
 )
-FILTERED = compiled("content_filter", "content_policy", "responsibleai", "safety_violation")
-KEY_WORDS = compiled(r"api[ _]key (is )?(not valid|invalid)", r"(incorrect|invalid) api[ _]key")
+FILTERED = Patterns("content_filter", "content_policy", "responsibleai", "safety_violation")
+KEY_WORDS = Patterns(r"api[ _]key (is )?(not valid|invalid)", r"(incorrect|invalid) api[ _]key")
 # A server error that is a fault of the request: templates, replayed arguments, certificates.
-PERMANENT = compiled(
+PERMANENT = Patterns(
     "jinja",
     "chat template",
     "roles must alternate",
     "parse tool call arguments",
     "CERTIFICATE_VERIFY_FAILED",
 )
-AGAIN = compiled("tool_use_failed")  # the model could not write its call: another try may
-OVERFLOW = compiled(
+AGAIN = Patterns("tool_use_failed")  # the model could not write its call: another try may
+OVERFLOW = Patterns(
     "context_length_exceeded",
     "exceed_context_size",
     "max_prompt_tokens_exceeded",
@@ -1744,32 +1853,29 @@ OVERFLOW = compiled(
     r"range of input length",
 )
 # The window's size in the text of an overflow, the most exact form first.
-LIMITS = [
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        r"n_ctx\W+(\d+)",
-        r"max(?:imum)? [^.\d]{0,40}?(?:length|allowed)(?: is| of(?: only)?|:)?\s*\(?(\d+)",
-        r"(\d+) max",
-        r"context (?:length|size|window)(?: is| of(?: only)?|:)?\s*\(?(\d+)",
-        r"(?:<=|cannot exceed|context limit: .*?>)\s*(\d+)",
-        r"limit(?: of| is|:)\s*(\d+)",
-    )
-]
+LIMITS = (
+    r"n_ctx\W+(\d+)",
+    r"max(?:imum)? [^.\d]{0,40}?(?:length|allowed)(?: is| of(?: only)?|:)?\s*\(?(\d+)",
+    r"(\d+) max",
+    r"context (?:length|size|window)(?: is| of(?: only)?|:)?\s*\(?(\d+)",
+    r"(?:<=|cannot exceed|context limit: .*?>)\s*(\d+)",
+    r"limit(?: of| is|:)\s*(\d+)",
+)
 SIZE_OF_REQUEST = re.compile(r"Limit (\d+), Requested (\d+)")
 # What an answer complains of -> what is sent differently from then on. The first row that fits and
 # changes the request is taken; the last one, for all that no row mends, is taken once.
 ADAPTATIONS = (
-    ("no_stream_options", compiled("stream_options", "include_usage")),
+    ("no_stream_options", Patterns("stream_options", "include_usage")),
     (
         "empty_reasoning",
-        compiled(
+        Patterns(
             "reasoning_content.{0,60}(passed back|missing)", "missing.{0,30}reasoning_content"
         ),
     ),
-    ("flatten_unsigned", compiled("thought_signature")),
+    ("flatten_unsigned", Patterns("thought_signature")),
     (
         "no_extras",
-        compiled(
+        Patterns(
             "reasoning",
             "extra_content",
             "extra_forbidden",
@@ -1779,26 +1885,26 @@ ADAPTATIONS = (
     ),
     (
         "short_ids",
-        compiled(
+        Patterns(
             "length (of )?9", r"\bid\b.*(string too long|match pattern)", "duplicate.*tool_call_id"
         ),
     ),
-    ("no_blank", compiled("non-empty", "non-whitespace", "content.{0,20} empty")),
-    ("text_or_calls", compiled("either content or tool_calls")),
-    ("null_to_text", compiled("content.*(null|nil\\b|string)", "(null|string).*content")),
-    ("alternate", compiled("alternate", "unexpected role", "after role")),
-    ("named_results", compiled("name cannot be empty")),
-    ("flatten", compiled(r"\btool", r"\bfunction", r"\bmessages\b", "turn")),
+    ("no_blank", Patterns("non-empty", "non-whitespace", "content.{0,20} empty")),
+    ("text_or_calls", Patterns("either content or tool_calls")),
+    ("null_to_text", Patterns("content.*(null|nil\\b|string)", "(null|string).*content")),
+    ("alternate", Patterns("alternate", "unexpected role", "after role")),
+    ("named_results", Patterns("name cannot be empty")),
+    ("flatten", Patterns(r"\btool", r"\bfunction", r"\bmessages\b", "turn")),
 )
-HOPELESS = compiled("does not support tools")
+HOPELESS = Patterns("does not support tools")
 
 
 # The kind of an error inside a 200, told in words.
 STATUS_WORDS = (
-    (429, compiled("rate.?limit", "too.?many", "throttl")),
-    (401, compiled("auth", "invalid.api.key")),
-    (400, compiled("invalid", "bad.?request", "unsupported", "validation")),
-    (404, compiled("not.?found")),
+    (429, Patterns("rate.?limit", "too.?many", "throttl")),
+    (401, Patterns("auth", "invalid.api.key")),
+    (400, Patterns("invalid", "bad.?request", "unsupported", "validation")),
+    (404, Patterns("not.?found")),
 )
 
 
@@ -1860,7 +1966,7 @@ def kind_of_error(status: int, body: Any, after: float | None) -> ProviderError 
 def limit_in(text: str) -> int:
     """The window's size in tokens, where the text of an overflow tells it; else 0."""
     for pattern in LIMITS:
-        found = pattern.search(text)
+        found = re.search(pattern, text, re.IGNORECASE)
         if found and int(found[1]) >= 256:
             return int(found[1])
     return 0
@@ -2238,7 +2344,7 @@ class Client:
             ) as response:
                 self._check(response)
                 reply = self._read(response, offered)
-                self.reused = True
+                self.reused = read_out(response)
                 return reply
         except requests.exceptions.SSLError as error:
             hint = "REQUESTS_CA_BUNDLE names a file with other authorities"
@@ -2428,14 +2534,13 @@ class Client:
             self._http.close()
 
 
-LENIENT = json.JSONDecoder(strict=False)  # raw control characters in strings lose nothing
-
-
 def json_or_none(raw: str | bytes) -> Any:
     """The JSON value, None when it is none."""
-    for parse in (json.loads, LENIENT.decode):  # the strict one is the faster by far
+    for lenient in (False, True):  # the strict one is the faster by far
         try:
-            return parse(raw if isinstance(raw, str) else raw.decode("utf-8"))
+            text = raw if isinstance(raw, str) else raw.decode("utf-8")
+            # Raw control characters in strings lose nothing.
+            return json.loads(text, strict=False) if lenient else json.loads(text)
         except (ValueError, RecursionError):
             continue
     return None
@@ -2495,12 +2600,26 @@ def empty_stream() -> Transient:
 GRACE_SECONDS = 2.0  # for what comes behind the end of a reply on a socket that stays open
 
 
-def shorten_patience(response: requests.Response) -> None:
+DRAIN_SECONDS = 0.05  # for the last bytes of a body, which mostly came with [DONE]
+
+
+def read_out(response: requests.Response) -> bool:
+    """Read a body to its very end: only then its connection carries the next request."""
+    import urllib3
+
+    shorten_patience(response, DRAIN_SECONDS)
+    try:
+        return not any(map(len, itertools.islice(arriving(response), 8)))
+    except (OSError, ValueError, urllib3.exceptions.HTTPError):
+        return False
+
+
+def shorten_patience(response: requests.Response, seconds: float = GRACE_SECONDS) -> None:
     """After the end of the reply nothing important follows: usage and [DONE], or silence."""
     reader = getattr(getattr(response.raw, "_fp", None), "fp", None)
     sock = getattr(getattr(reader, "raw", None), "_sock", None)
     if sock is not None:
-        sock.settimeout(GRACE_SECONDS)
+        sock.settimeout(seconds)
 
 
 def masked(error: ProviderError | Transient, mask: Callable[[str], str]) -> Exception:
@@ -2585,13 +2704,13 @@ class Change:
     mode: int | None = None  # None: as it is
 
 
-@dataclass(frozen=True)
 class Codec:
     """How a file's bytes are text: an encoding and the mark in front of it."""
 
-    encoding: str
-    mark: bytes = b""
-    errors: str = "strict"
+    def __init__(self, encoding: str, mark: bytes = b"", errors: str = "strict") -> None:
+        self.encoding = encoding
+        self.mark = mark
+        self.errors = errors
 
     def decode(self, data: bytes) -> str:
         """Bytes as text, without the mark."""
@@ -2638,12 +2757,26 @@ MAGIC = (
 )
 
 
+MAGIC_MARKS = tuple(mark for mark, _ in MAGIC)
+
+
 def binary_kind(front: bytes) -> str:
     """What a file that is no text may be, "" for text: by its first bytes, or a NUL in them."""
+    has_nul = b"\0" in front[:TAKEN_AS_BINARY]
+    if not has_nul and not (front.startswith(MAGIC_MARKS) and not is_utf8(front)):
+        return ""
     kind = next((kind for mark, kind in MAGIC if front.startswith(mark)), "")
     marked = any(front.startswith(codec.mark) for codec in MARKED[1:])
-    has_nul = b"\0" in front[:TAKEN_AS_BINARY] and not marked
-    return kind or ("unknown kind; xxd or file tell more" if has_nul else "")
+    return kind or ("" if marked else "unknown kind; xxd or file tell more")
+
+
+def is_utf8(front: bytes) -> bool:
+    """Whether the beginning of a file, perhaps cut inside a character, is UTF-8."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(front)
+    except UnicodeError:
+        return False
+    return True
 
 
 def is_binary(data: bytes) -> bool:
@@ -2681,6 +2814,7 @@ def path_match(pattern: str, path: str) -> bool:
     return bool(glob_regex(pattern.casefold()).fullmatch(path.casefold()))
 
 
+@functools.lru_cache(maxsize=1000)
 def glob_regex(pattern: str) -> re.Pattern[str]:
     """`**/` any folders, `**` anything, `*` and `?` within a name, `[..]` a class."""
     tokens = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
@@ -3190,7 +3324,7 @@ def make_plain_folders(*folders: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-Row = dict[str, Any]
+Row: TypeAlias = "dict[str, Any]"
 
 
 class Journal:
@@ -3324,7 +3458,7 @@ def command_environment(environ: Mapping[str, str], keep: Sequence[str] = ()) ->
     return {k: v for k, v in environ.items() if k not in KEY_NAMES or k in keep} | QUIET
 
 
-HOST_MODULES = "json, os, select, signal, socket, subprocess, sys, time"  # all that HostProcess has
+HOST_MODULES = "ctypes, json, os, select, signal, socket, sys, time"  # all that HostProcess has
 
 
 class HostProcess:
@@ -3347,15 +3481,15 @@ class HostProcess:
             signal.signal(number, lambda *_: None)
         self.shell, self.number, self.before = 0, 0, set[int]()
         self.command = ""  # the command line of the running shell
+        self.alone = True  # there is no other process than the host
         self.sessions = set[int]()  # of all commands so far: each begins one
+        self.libc = ctypes.CDLL(None)
         self.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans become children of the host
 
     def prctl(self, option: int, value: int) -> None:
         """Set an attribute of this process, on Linux."""
-        import ctypes
-
         if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+            self.libc.prctl(option, value, 0, 0, 0)
 
     def serve(self) -> None:
         """Work until the agent closes its end, then end all that is left."""
@@ -3364,7 +3498,7 @@ class HostProcess:
             ready, _, _ = select.select(sources, [], [])
             if self.wake in ready:
                 os.read(self.wake, 512)
-            self.reap()
+            self.reap()  # also before a command: it tells whether there are others
             if self.sock in ready and not self.take():
                 break
         self.shell = 0  # nobody is there to be told of its end
@@ -3380,7 +3514,8 @@ class HostProcess:
         for line in raw.splitlines():
             request = json.loads(line)
             if "run" in request:
-                self.before, self.number = self.children(), request["n"]
+                self.before = set() if self.alone else self.children()
+                self.number = request["n"]
                 self.command = " ".join(request["run"])[:1000]
                 self.shell = self.spawn(request["run"], request["cwd"], passed[0])
                 self.sessions.add(self.shell)
@@ -3398,11 +3533,14 @@ class HostProcess:
         """Tell the agent something about the running, or the last, command."""
         self.sock.sendall(json.dumps({**told, "n": self.number}).encode() + b"\n")
 
-    def settle(self, deadline: float) -> None:
-        """Give what `&` has just started the time to become the program that it is to be."""
-        while any(self.line(pid) == self.command for pid in self.own()):
+    def settle(self, deadline: float) -> list[int]:
+        """What the command left; `&` gets the time to become the program that it is to be."""
+        while True:
+            left = sorted(self.own())
+            if not any(self.line(pid) == self.command for pid in left):
+                return left
             if time.monotonic() > deadline:
-                break
+                return left
             time.sleep(0.005)
 
     def line(self, pid: int) -> str:
@@ -3444,18 +3582,25 @@ class HostProcess:
             os._exit(127)
 
     def reap(self) -> None:
-        """Collect ended children, and tell the agent when the command is among them."""
-        while True:
+        """Collect ended children, and tell the agent when the command is among them.
+
+        Orphans become children of the host: when it has none, nothing at all is left.
+        """
+        code, alone = None, False
+        while not alone:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                alone = True
+                continue
             if pid == 0:
-                return
+                break
             if pid == self.shell:
-                self.settle(time.monotonic() + 0.05)
-                left = [[pid, self.line(pid)] for pid in sorted(self.own())]
-                self.answer({"exit": os.waitstatus_to_exitcode(status), "left": left})
+                code = os.waitstatus_to_exitcode(status)
+        self.alone = alone
+        if code is not None:
+            left = [] if alone else self.settle(time.monotonic() + 0.05)
+            self.answer({"exit": code, "left": [[pid, self.line(pid)] for pid in left]})
 
     def children(self) -> set[int]:
         """All living descendants."""
@@ -3482,6 +3627,8 @@ class HostProcess:
     def table(self) -> dict[int, tuple[int, int]]:
         """pid -> (parent, session) of every living process, from /proc, elsewhere from `ps`."""
         if not os.path.isdir("/proc/self"):
+            import subprocess
+
             listing = subprocess.run(["/bin/ps", "-Ao", "pid=,ppid=,sess=,comm="], stdout=-1)
             rows = [line.split(None, 3) for line in listing.stdout.splitlines()]
             rows = [row for row in rows if row[3:] != [b"/bin/ps"]]
@@ -3624,9 +3771,9 @@ def shell_path() -> str:
 @functools.cache
 def host_source() -> str:
     """HostProcess as text, cut out of this file: inspect would parse all of it first."""
-    text = Path(__file__).read_text(encoding="utf-8")
-    start = text.index("\nclass HostProcess:")
-    return text[start : text.index("\n\n\n", start)]
+    source = Path(__file__).read_bytes()
+    start = source.index(b"\nclass HostProcess:")
+    return source[start : source.index(b"\n\n\n", start)].decode()
 
 
 Jobs = list[tuple[int, str]]  # pid and command line of background processes
@@ -3981,7 +4128,7 @@ class Searcher:
         try:
             line = ask_worker(worker, json.dumps(request).encode() + b"\n")
         except (OSError, ValueError):  # it was ended
-            pass
+            line = b""
         finally:
             code = 0 if line else self.end(worker)
         if code == -signal.SIGALRM:
@@ -5858,7 +6005,6 @@ class Unattended(Denied):
 
 
 MOST_THREADS = 8  # calls that run at once
-NO_TOOL = Tool("", "", "read", str, ())
 
 
 @dataclass
@@ -5867,9 +6013,9 @@ class Running:
 
     call: Call
     began: float
-    made: Tool = NO_TOOL
+    made: Tool = field(default_factory=lambda: Tool("", "", "read", str, ()))
     arguments: dict[str, Any] = field(default_factory=dict)
-    decision: Decision = Decision("allow", "")
+    decision: Decision = field(default_factory=lambda: Decision("allow", ""))
     plan: Change | None = None
     value: str | Change | None = None  # what it gave
     error: ToolError | None = None
@@ -5911,6 +6057,7 @@ class Agent:
         self.window_asked = False
         self.compact_floor = 0.0  # below this size another pass would free nothing
         self.save_failed = False
+        self.unsaved = False  # a reply came; it is saved before anything else happens
 
     @property
     def transcript(self) -> Transcript:
@@ -6051,12 +6198,13 @@ class Agent:
             raise TurnEnd("limit", 53, f"stopped after {self.limit} steps (--max-turns)", text)
         if calls:
             self.run_calls(calls)
-        elif reply.end == "complete" and not reply.announced and reply.message["content"]:
+            self.note_budget()
+            return None
+        if reply.end == "complete" and not reply.announced and reply.message["content"]:
             return str(reply.message["content"])
-        elif not self.ask_again(reply):
-            return None  # the same request once more
-        self.note_budget()
-        self.save()
+        if self.ask_again(reply):  # else the same request once more
+            self.save()
+            self.note_budget()
         return None
 
     def ask_model(self) -> Reply:
@@ -6081,7 +6229,9 @@ class Agent:
             return []
         calls = self.transcript.add_reply(message, self.only_reads)
         self.client.forget_partial()  # stored: a Ctrl-C must not keep it once more
-        self.save()
+        self.unsaved = True
+        if not calls:
+            self.save()
         return calls
 
     def ask_again(self, reply: Reply) -> bool:
@@ -6132,9 +6282,11 @@ class Agent:
             self.limit += self.settings.max_turns
         elif self.turns >= self.limit:
             self.transcript.append_note(LAST_REQUEST.format(limit=self.limit))
+            self.save()
         elif self.turns == -(-self.limit * 9 // 10):  # rounded up
             note = NEARLY_USED.format(used=self.turns, limit=self.limit)
             self.transcript.append_note(note)
+            self.save()
 
     def more_steps(self) -> bool:
         """In the REPL a person may let the turn go on."""
@@ -6187,7 +6339,7 @@ class Agent:
         for one in ready:
             if one.made.needs != "read":
                 self.transcript.begin(one.call.id)
-        if any(one.made.needs != "read" for one in ready):
+        if self.unsaved or any(one.made.needs != "read" for one in ready):
             self.save()
         if len(ready) > 1:
             self.run_at_once(going, ready)
@@ -6334,6 +6486,8 @@ class Agent:
         text = diff_of(plan, self.workspace.relative(plan.path)) if plan else subject
         if call.arguments.get("network"):
             text += "\n[it says that it needs the network]"
+        if self.unsaved:
+            self.save()
         answer = self.ask(Question("approve", text, call.name, decision.reason, call.id))
         said = answer.strip() if isinstance(answer, str) else ""
         word = "yes" if is_yes(answer) else "no"
@@ -6602,6 +6756,7 @@ class Agent:
 
     def save(self, *, sync: bool = False) -> None:
         """Save the session; a disk that refuses is reported once and tried again next time."""
+        self.unsaved = False
         self.keep(lambda: self.session.save(sync=sync))
 
     def keep(self, action: Callable[[], None]) -> None:
@@ -7277,6 +7432,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags: argparse.Namespace | None = None
     settings: Settings | None = None
     try:
+        gc.set_threshold(50_000)  # looking for garbage took a tenth of the start
         open_streams()
         install_signals()
         settings, flags = load(sys.argv[1:] if argv is None else argv, os.environ)

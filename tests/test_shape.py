@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import agent
+
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = (ROOT / "agent.py", ROOT / "flaky_server.py")
 SOURCE = PRODUCT[0].read_text(encoding="utf-8")
@@ -35,6 +37,15 @@ loaded = {name.split(".")[0] for name in set(sys.modules) - before}
 found = loaded - sys.stdlib_module_names - {"agent"}
 assert not found, found
 assert threading.active_count() == 1, threading.enumerate()
+"""
+
+LATER = """
+import sys
+before = set(sys.modules)
+import agent
+later = {value._module for value in vars(agent).values() if type(value) is agent.Later}
+assert len(later) > 10, later
+assert not later & (set(sys.modules) - before), later & (set(sys.modules) - before)
 """
 
 
@@ -388,3 +399,28 @@ def test_the_top_level_of_the_repository_holds_exactly_what_was_agreed():
     names = {path.split("/")[0] for path in listed.rstrip("\0").split("\0")}
     hidden = {name for name in names if name.startswith(".")} - TOP_LEVEL
     assert names - hidden == TOP_LEVEL
+
+
+def test_importing_the_file_imports_none_of_what_is_put_off(tmp_path):
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-S", "-c", LATER]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_only_the_checkers_import_is_there_for_the_program_too():
+    blocks = [node for node in TREE.body if isinstance(node, ast.If)]
+    [block] = [node for node in blocks if ast.unparse(node.test) == "TYPE_CHECKING"]
+    named = [node for node in block.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    named = [node for node in named if getattr(node, "module", "") != "typing"]
+    names = {alias.name for node in named for alias in node.names}
+    assert names - {"requests", "ctypes"} <= set(vars(agent))
+
+
+def test_a_dataclass_that_is_made_at_its_first_use_is_a_dataclass():
+    for look in ("is_dataclass(S)", "replace(S(), mode='plan')", "asdict(S())", "fields(S)"):
+        code = f"from dataclasses import *; from agent import Settings as S; assert {look}"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
