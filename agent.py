@@ -2763,7 +2763,8 @@ MAGIC_MARKS = tuple(mark for mark, _ in MAGIC)
 def binary_kind(front: bytes) -> str:
     """What a file that is no text may be, "" for text: by its first bytes, or a NUL in them."""
     has_nul = b"\0" in front[:TAKEN_AS_BINARY]
-    if not has_nul and not (front.startswith(MAGIC_MARKS) and not is_utf8(front)):
+    is_pdf = front.startswith(b"%PDF-")
+    if not has_nul and not is_pdf and not (front.startswith(MAGIC_MARKS) and not is_utf8(front)):
         return ""
     kind = next((kind for mark, kind in MAGIC if front.startswith(mark)), "")
     marked = any(front.startswith(codec.mark) for codec in MARKED[1:])
@@ -5121,7 +5122,8 @@ def is_public(address: str) -> bool:
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv4Address):
         protocols = ip in ipaddress.ip_network("192.0.0.0/24")  # Python has only parts of it
-        return ip.is_global and not ip.is_multicast and not protocols
+        metadata = str(ip) == "168.63.129.16"  # of Azure, reached from inside only
+        return ip.is_global and not ip.is_multicast and not protocols and not metadata
     if ip in ipaddress.ip_network("64:ff9b::/96"):  # NAT64, RFC 6052
         return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)))
     inner = ip.ipv4_mapped or ip.sixtofour
@@ -5148,16 +5150,17 @@ def check_url(url: str, is_named: Callable[[str], bool]) -> None:
             raise ToolError(f"{host} is not a public host; the user can name it in fetch_hosts")
 
 
-def checked_session(named_hosts: set[str]) -> requests.Session:
+def checked_session(named_hosts: set[str], connections: list[Any]) -> requests.Session:
     """A session that looks at the far end of each connection before it sends anything.
 
     A name may resolve to another address than when it was checked; `named_hosts` may be private.
-    A proxy resolves for itself.
+    A proxy resolves for itself. The sockets are added to `connections`.
     """
     import requests
     import urllib3
 
     def check(host: str, far_end: Any) -> None:
+        connections.append(far_end)
         address = str(far_end.getpeername()[0])
         if not is_public(address) and host.strip("[]") not in named_hosts:
             raise ToolError(f"{host} leads to {address}, which is not a public host")
@@ -5181,6 +5184,15 @@ def checked_session(named_hosts: set[str]) -> requests.Session:
         adapter.poolmanager.pool_classes_by_scheme = {"http": plain, "https": secure}
         session.mount(scheme, adapter)
     return session
+
+
+def cut_off(connections: Iterable[socket.socket]) -> None:
+    """End what is still waited for on these connections."""
+    for connection in connections:
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it is closed
+            continue
 
 
 FETCH_BYTES = 5_000_000
@@ -5261,9 +5273,14 @@ class WebTools:
         import requests
         import urllib3
 
+        named: set[str] = set()
+        connections: list[socket.socket] = []
+        # Timeouts hold for a piece each: headers may drip for ever.
+        watch = threading.Timer(FETCH_SECONDS, cut_off, (connections,))
+        watch.daemon = True
+        watch.start()
         try:
-            named: set[str] = set()
-            with checked_session(named) as session:
+            with checked_session(named, connections) as session:
                 return self._follow(session, url, named)
         except ValueError as error:
             raise ToolError(f"{url}: {error}") from error
@@ -5273,6 +5290,8 @@ class WebTools:
             zlib.error,
         ) as error:
             raise PassingError(f"{url}: {connection_reason(error, url)}") from error
+        finally:
+            watch.cancel()
 
     def _follow(self, session: requests.Session, url: str, named: set[str]) -> str:
         """The text at the end of the redirects."""
@@ -5777,7 +5796,7 @@ def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: st
         return found
     if asked or allowed:
         return asked or allowed or default
-    if needs == "net" and host_of(subject) in policy.fetch_hosts:
+    if needs == "net" and (host_of(subject) or name) in policy.fetch_hosts:
         return Decision("allow", "fetch_hosts")
     return default
 
@@ -6496,7 +6515,7 @@ class Agent:
             plain = said.lower() in ("", "n", "no")
             raise Denied("the user said no" if plain else f"the user said: {clean(said)}")
         if made.needs == "net":
-            self.hosts.add(host_of(subject))
+            self.hosts.add(host_of(subject) or made.name)
 
     def perform(self, one: Running) -> None:
         """Run an approved call, which was marked and saved before if it can have effects."""

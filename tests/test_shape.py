@@ -378,7 +378,7 @@ def test_the_distribution_is_the_two_files_with_one_dependency_and_one_command()
 
 def test_the_extras_are_the_web_and_what_the_tests_need():
     extras = PROJECT["project"]["optional-dependencies"]
-    assert set(extras["web"]) == {"ddgs", "trafilatura"}
+    assert set(extras["web"]) == {"ddgs", "trafilatura", "lxml_html_clean"}
     assert set(extras["test"]) >= {"pytest", "hypothesis", "ruff"}
     assert set(extras["test"]) & {"mypy", "pyright"}
 
