@@ -40,6 +40,7 @@ import functools
 import gc
 import io
 import itertools
+import operator
 import os
 import re
 import signal
@@ -720,7 +721,7 @@ class Transcript:
         self.messages: list[Message] = list(messages)
         self.call_ids = {call["id"] for message in self.messages for call in calls_of(message)}
         self.waiting: list[str] = []  # calls of the last reply that have not begun
-        self._encoded: dict[int, tuple[Message, str, int]] = {}  # with its tokens, estimated
+        self._known: list[tuple[Message, str, int]] = []
 
     def set_system(self, text: str) -> None:
         """Put the system message first (T1), replacing the one before."""
@@ -751,7 +752,6 @@ class Transcript:
         """Fill in the result of a call of the last reply."""
         for at in range(len(self.messages) - 1, -1, -1):
             if self.messages[at].get("tool_call_id") == call_id:
-                self._encoded.pop(id(self.messages[at]), None)
                 self.messages[at] = result_message(call_id, text or "(no output)")
                 break
         self.waiting = [other for other in self.waiting if other != call_id]
@@ -769,31 +769,29 @@ class Transcript:
     def replace(self, messages: Iterable[Message]) -> None:
         """Swap in a whole new list, after compaction."""
         self.messages = list(messages)
-        self._encoded.clear()
 
-    def encoded(self, message: Message) -> str:
-        """A message as JSON, encoded once; the cache holds the message, so its id stays its own."""
-        return self._known(message)[1]
-
-    def _known(self, message: Message) -> tuple[Message, str, int]:
-        if id(message) not in self._encoded:
+    def encodings(self) -> list[tuple[Message, str, int]]:
+        """Every message, its JSON, made once, and its tokens, estimated."""
+        known = self._known
+        del known[same_front(known, self.messages) :]
+        for message in self.messages[len(known) :]:
             line = encode(message)
-            self._encoded[id(message)] = (message, line, estimate_tokens(line))
-        return self._encoded[id(message)]
+            known.append((message, line, estimate_tokens(line)))
+        return known
 
     def lines(self) -> list[str]:
         """Every message as JSON."""
-        known = self._encoded
-        for message in self.messages:
-            if id(message) not in known:
-                self._known(message)
-        return [known[id(message)][1] for message in self.messages]
+        return [line for _, line, _ in self.encodings()]
 
     def tokens(self) -> int:
         """How many tokens the messages are, estimated."""
-        self.lines()
-        known = self._encoded
-        return sum([known[id(message)][2] for message in self.messages])
+        return sum([tokens for _, _, tokens in self.encodings()])
+
+
+def same_front(known: Sequence[tuple[Any, ...]], messages: Sequence[Message]) -> int:
+    """How many messages at the front are the very objects in these tuples: they never change."""
+    same = [*map(operator.is_, map(operator.itemgetter(0), known), messages)]
+    return same.index(False) if False in same else len(same)
 
 
 def estimate_tokens(text: str) -> int:
@@ -2183,7 +2181,7 @@ class Client:
         self.half = ""  # of a surrogate pair
         self.quiet = False
         self.last_event = 0.0  # when data last came, keep-alive comments not counted
-        self._projected: dict[int, tuple[Message, str]] = {}  # as Transcript keeps encodings
+        self._projected: list[tuple[Message, str]] = []  # as Transcript keeps encodings
         self._http: requests.Session | None = None
 
     def session(self) -> requests.Session:
@@ -2225,13 +2223,12 @@ class Client:
     def body(self, transcript: Transcript, tools: str, *, stream: bool = True) -> bytes:
         """The encoded request; `tools` is a JSON list, "" for none. Messages come last."""
         origin = (self.endpoint, self.model)
-        lines = []
-        for message in transcript.messages:
-            if id(message) not in self._projected:
-                sent = project(message, origin, self.learned)
-                line = transcript.encoded(message) if sent is message else encode(sent)
-                self._projected[id(message)] = (message, line)
-            lines.append(self._projected[id(message)][1])
+        known = self._projected
+        del known[same_front(known, transcript.messages) :]
+        for message, line, _ in transcript.encodings()[len(known) :]:
+            sent = project(message, origin, self.learned)
+            known.append((message, line if sent is message else encode(sent)))
+        lines = [line for _, line in known]
         parts = [f'"model":{encode(self.model)}', f'"stream":{encode(stream)}']
         if stream and "no_stream_options" not in self.learned:
             parts.append('"stream_options":{"include_usage":true}')
@@ -3503,9 +3500,10 @@ class HostProcess:
             if self.sock in ready and not self.take():
                 break
         self.shell = 0  # nobody is there to be told of its end
-        while self.children():
+        while not self.alone:
             self.kill(self.children(), signal.SIGKILL)
             self.reap()
+        os._exit(0)  # nothing is left to be tidied up
 
     def take(self) -> bool:
         """Carry out what the agent asked; False when it is gone."""
@@ -3520,6 +3518,8 @@ class HostProcess:
                 self.command = " ".join(request["run"])[:1000]
                 self.shell = self.spawn(request["run"], request["cwd"], passed[0])
                 self.sessions.add(self.shell)
+                if not self.shell:
+                    self.answer({"exit": 127, "left": []})
             elif "stop" in request:
                 self.kill(
                     self.below({request["stop"]} & self.children(), self.table()), request["by"]
@@ -3562,25 +3562,23 @@ class HostProcess:
 
     def spawn(self, argv: list[str], cwd: str, output: int) -> int:
         """Start a command in a session of its own, without terminal and input; returns its pid."""
-        pid = os.fork()
-        if pid:
-            os.close(output)
-            return pid
+        os.set_inheritable(output, False)
+        streams = [(os.POSIX_SPAWN_DUP2, output, number) for number in (1, 2)]
         try:
-            os.setsid()
-            self.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a command does not outlive the host
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for its children
-                signal.signal(number, signal.SIG_DFL)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            os.set_inheritable(output, False)
             os.chdir(cwd)
-            os.execv(argv[0], argv)
+            return os.posix_spawn(
+                argv[0],
+                argv,
+                os.environ,
+                file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *streams],
+                setsid=True,
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them
+            )
         except OSError as error:
-            os.write(2, f"{argv[0]}: {error}\n".encode())
+            os.write(output, f"{argv[0]}: {error}\n".encode())
+            return 0
         finally:
-            os._exit(127)
+            os.close(output)
 
     def reap(self) -> None:
         """Collect ended children, and tell the agent when the command is among them.
