@@ -963,8 +963,17 @@ def cut_point(messages: Sequence[Message], wanted: int) -> int:
 # new one, never half. A lock beside it is held while the session is open.
 
 SESSION_VERSION = 1
-# Our own git calls run nothing that a repository brings.
-GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks")
+# Our own git calls run nothing that a repository brings: no monitor, no hook, no transport.
+GIT = (
+    *("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"),
+    *("-c", "safe.bareRepository=explicit", "--no-optional-locks"),
+)
+GIT_ENVIRONMENT = {
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "none",
+    "GIT_TERMINAL_PROMPT": "0",
+}
+GIT_SECONDS = 5.0  # a pipe in place of a .gitignore would hold it for ever
 
 
 class SessionError(AgentError):
@@ -1004,12 +1013,16 @@ def write_private(path: Path, text: str | bytes, *, sync: bool = False) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)  # what a kill left, or another put there
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with open(os.open(temporary, flags, 0o600), "wb") as file:
-        file.write(text.encode("utf-8", "replace") if isinstance(text, str) else text)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(os.open(temporary, flags, 0o600), "wb") as file:
+            file.write(text.encode("utf-8", "replace") if isinstance(text, str) else text)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # half a file only takes the room of others
+        raise
 
 
 def hold(path: Path) -> int | None:
@@ -1213,13 +1226,30 @@ def find_session(folder: Path, wanted: str) -> Path:
     raise SessionError(f"{len(fitting)} sessions start with {wanted!r}: {ids}")
 
 
-def tracked_by_git(path: Path) -> bool:
-    """Whether a file came with the repository. Our own git calls run nothing of it."""
-    command = [*GIT, "-C", str(path.parent), "ls-files", "--error-unmatch", path.name]
+def run_git(
+    folder: Path, arguments: Sequence[str], environ: Mapping[str, str]
+) -> subprocess.CompletedProcess[bytes] | None:
+    """Run git in a folder; None where there is none, or when it does not come to an end."""
+    own = {name: text for name, text in environ.items() if not name.startswith("GIT_")}
     try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:  # no git: nothing can say that it is tracked
+        return subprocess.run(
+            [*GIT, *arguments],
+            cwd=folder,
+            env=own | GIT_ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=GIT_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def tracked_by_git(path: Path, environ: Mapping[str, str]) -> bool:
+    """Whether a file came with the repository; a git that can not tell counts as a yes."""
+    if not any(os.path.lexists(folder / ".git") for folder in path.parents):
         return False
+    answer = run_git(path.parent, ["ls-files", "--error-unmatch", path.name], environ)
+    return answer is None or answer.returncode != 1
 
 
 def fork_session(path: Path) -> tuple[Session, list[str]]:
@@ -2699,6 +2729,7 @@ class Change:
     after: bytes | None  # None: the file is removed (only an undo does that)
     summary: str
     mode: int | None = None  # None: as it is
+    owner: Sequence[int] | None = None  # of a file that is made again: user and group
 
 
 class Codec:
@@ -2715,6 +2746,7 @@ class Codec:
 
     def encode(self, text: str) -> bytes:
         """Text as bytes, with the mark."""
+        text = text.removeprefix("\ufeff") if self.mark else text
         return self.mark + text.encode(self.encoding, self.errors)
 
 
@@ -2815,17 +2847,28 @@ def path_match(pattern: str, path: str) -> bool:
 @functools.lru_cache(maxsize=1000)
 def glob_regex(pattern: str) -> re.Pattern[str]:
     """`**/` any folders, `**` anything, `*` and `?` within a name, `[..]` a class."""
-    tokens = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     parts = re.findall(r"\*\*/|\*\*|\*|\?|\[!?[^\]/]+\]|.", pattern, re.DOTALL)
-    made = []
-    for part in parts:
-        if len(part) > 1 and part.startswith("["):
-            negated = part.startswith("[!")
-            inner = part[2 if negated else 1 : -1]
-            made.append(class_regex(inner, negated=negated) if inner else re.escape(part))
-        else:
-            made.append(tokens.get(part) or re.escape(part))
-    return re.compile("".join(made), re.DOTALL)
+    made, at = "", 0
+    while at < len(parts):
+        end = at + 1
+        while parts[at] == "*" and end < len(parts) and parts[end] not in ("*", "/", "**", "**/"):
+            end += 1
+        inner = "".join(map(glob_part, parts[at + 1 : end]))
+        # Before a further * the first place is as good as any: no going back, no endless search.
+        again = parts[at] == "*" and parts[end : end + 1] == ["*"]
+        made += f"(?>[^/]*?{inner})" if again else glob_part(parts[at]) + inner
+        at = end
+    return re.compile(made, re.DOTALL)
+
+
+def glob_part(part: str) -> str:
+    """A piece of a glob as a regex."""
+    tokens = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    if len(part) > 1 and part.startswith("["):
+        negated = part.startswith("[!")
+        inner = part[2 if negated else 1 : -1]
+        return class_regex(inner, negated=negated) if inner else re.escape(part)
+    return tokens.get(part) or re.escape(part)
 
 
 def class_regex(inner: str, *, negated: bool) -> str:
@@ -2860,8 +2903,7 @@ class Workspace:
         """The real path of what a model named. Raises ToolError outside the root."""
         if not text or "\0" in text:
             raise ToolError(f"{text!r} is not a path")
-        if text == "~" or text.startswith("~/"):
-            text = self.home + text[1:]
+        text = self.expand(text)
         try:
             path = (self.root / text).resolve()
         except (OSError, RuntimeError, ValueError) as error:
@@ -2870,14 +2912,18 @@ class Workspace:
             raise OutsideError(f"{text} is outside the workspace {self.root}")
         return path
 
+    def expand(self, text: str) -> str:
+        """`~` as the home, unless something of that name is in the workspace."""
+        is_home = text == "~" or text.startswith("~/")
+        return self.home + text[1:] if is_home and not os.path.lexists(self.root / text) else text
+
     def relative(self, path: Path) -> str:
         """A path as it is shown and matched: relative to the root, with `/`."""
         return path.relative_to(self.root).as_posix()
 
     def literal(self, text: str) -> str:
         """What a model named, relative to the root without following links."""
-        if text == "~" or text.startswith("~/"):
-            text = self.home + text[1:]
+        text = self.expand(text)
         return os.path.relpath(os.path.normpath(self.root / text), self.root)
 
     def folder(self, path: Path, *, make: bool = False) -> int:
@@ -2967,8 +3013,8 @@ class Workspace:
             raise ToolError(f"{name} changed on disk meanwhile and was left alone: read it again")
         stale = change.before is not None and self.is_stale(change.path, change.before)
         sync = change.before is not None and change.path.stat().st_nlink > 1  # written in place
-        trouble = self.journal.keep(self._row(change, name), change.before, sync=sync)
-        note = ""
+        row = self._row(change, name)
+        trouble, note = self.journal.keep(row, change.before, sync=sync), ""
         folder = self.folder(change.path, make=change.after is not None)
         try:
             if change.after is None:
@@ -2978,8 +3024,11 @@ class Workspace:
                 note = replace_file(folder, change, saved=not trouble)
                 if not stale:  # else the model still has not seen what others wrote
                     self.saw(change.path, io.BytesIO(change.after))
-        except OSError as error:
-            raise ToolError(f"{name}: {error.strerror}") from error
+        except (OSError, ToolError) as error:
+            self.journal.rows.pop()
+            self.remove_empty(row["folders"])
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ToolError(f"{name}: {reason}") from error
         finally:
             os.close(folder)
         return change.summary + note + trouble
@@ -2988,15 +3037,18 @@ class Workspace:
         """What the journal keeps of a change before it is made."""
         parents = [parent for parent in change.path.parents if parent.is_relative_to(self.root)]
         made = [self.relative(parent) for parent in parents if not os.path.lexists(parent)]
-        mode = None if change.before is None else stat.S_IMODE(change.path.stat().st_mode)
         after = None if change.after is None else digest(change.after)
-        return {"path": name, "after": after, "mode": mode, "folders": made}
+        row: Row = {"path": name, "after": after, "mode": None, "owner": None, "folders": made}
+        if change.before is not None:
+            old = change.path.stat()
+            row |= {"mode": stat.S_IMODE(old.st_mode), "owner": [old.st_uid, old.st_gid]}
+        return row
 
     def remove_empty(self, folders: Iterable[str]) -> None:
         """Remove folders that were made for a file, the innermost first, if nothing is in them."""
         for name in sorted(set(folders), key=len, reverse=True):
             try:
-                parent = self.folder(self.safe_path(name))
+                parent = self.folder(self.safe_path(f"./{name}"))
             except ToolError:
                 continue
             try:
@@ -3031,7 +3083,7 @@ class Workspace:
             ignored.files_seen |= ".gitignore" in files
             found.skipped += [f"{prefix}{name}/" for name in inner if name in skip - OURS]
             waiting += [f"{prefix}{name}/" for name in inner if name not in skip]
-            folders[prefix] = files
+            folders[prefix] = [name for name in files if name != ".git"]
             count += len(files)
         found.take(folders, ignored.wait())
         found.unread = ignored.files_seen and not ignored.told
@@ -3081,7 +3133,8 @@ class Listing:
         """What was left out, in one line; "" when nothing was."""
         names = sorted({folder.rstrip("/").rpartition("/")[2] for folder in self.skipped})
         parts = [f"{self.ignored} ignored by git"] if self.ignored else []
-        parts += [f"{len(self.skipped)} folders ({', '.join(names[:5])})"] if self.skipped else []
+        shown = ", ".join(name[:40] for name in names[:5])
+        parts += [f"{len(self.skipped)} folders ({shown})"] if self.skipped else []
         parts += [f"{self.odd} links, pipes or devices"] if self.odd else []
         parts += [f"{self.unreadable} unreadable folders"] if self.unreadable else []
         parts += [part for part in more if part]
@@ -3098,7 +3151,7 @@ class Ignored:
 
     def __init__(self, workspace: Workspace, start: Path) -> None:
         self.root, self.start = workspace.root, start
-        self.environ = {k: v for k, v in workspace.environ.items() if not k.startswith("GIT_")}
+        self.environ = workspace.environ
         self.repositories: list[str] = []  # prefixes of folders that hold a .git
         inside = [folder for folder in (start, *start.parents) if folder.is_relative_to(self.root)]
         self.files_seen = any((folder / ".gitignore").exists() for folder in inside)
@@ -3115,30 +3168,15 @@ class Ignored:
 
     def ask(self, folder: Path, *options: str) -> bool:
         """Add what git says below one folder; False when it can not tell."""
-        answer = self._git(folder, [*options, *LIST_IGNORED])
+        answer = run_git(folder, [*options, *LIST_IGNORED], self.environ)
         if answer is not None and answer.returncode:  # also deep inside a folder that is ignored
-            inner = self._git(folder, [*options, "check-ignore", "-q", "."])
+            inner = run_git(folder, [*options, "check-ignore", "-q", "."], self.environ)
             return inner is not None and inner.returncode == 0
         base = "" if folder == self.root else f"{folder.relative_to(self.root).as_posix()}/"
         told = answer.stdout.decode("utf-8", "surrogateescape") if answer else ""
         kept = [name for name in told.split("\0") if name and name != "./"]
         self.found.update(base + name for name in kept if not SKIPPED_FOLDERS & {*name.split("/")})
         return answer is not None
-
-    def _git(
-        self, folder: Path, arguments: Sequence[str]
-    ) -> subprocess.CompletedProcess[bytes] | None:
-        """Run git in a folder; None where there is none."""
-        try:
-            return subprocess.run(
-                [*GIT, *arguments],
-                cwd=folder,
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-            )
-        except OSError:
-            return None
 
     def wait(self) -> frozenset[str]:
         """The paths, once the tree has been walked."""
@@ -3210,45 +3248,62 @@ def replace_file(folder: int, change: Change, *, saved: bool) -> str:
         old = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         old = None
-    if (old is None or old.st_nlink == 1) and put_new(folder, name, data, old, change.mode):
+    if (old is None or old.st_nlink == 1) and put_new(folder, change, old):
         return ""
     if not saved:
         raise ToolError(f"{name} can only be written in place, and its before-image was not kept")
     write_in_place(folder, name, data, change.before or b"")
     links = old.st_nlink if old else 1
     if links == 1:
-        return " (written in place: a new file could not have its owner)"
+        return " (written in place: a new file could not be made like it)"
     return f" ({links} hard links, {'both' if links == 2 else 'all'} changed)"
 
 
-def put_new(
-    folder: int, name: str, data: bytes, old: os.stat_result | None, mode: int | None
-) -> bool:
+def put_new(folder: int, change: Change, old: os.stat_result | None) -> bool:
     """A new file in place of an old one; False when it can not be like the old one."""
-    temporary = f".{os.urandom(6).hex()}{TEMPORARY}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    name, alike = change.path.name, False
     try:
-        descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
+        temporary, descriptor = new_temporary(folder)
     except PermissionError:
         if old is None:
             raise
         return False
     try:
         with open(descriptor, "wb") as file:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # tells it from one that a kill left
-            file.write(data)
+            file.write(change.after or b"")
             file.flush()
             alike = carry_over(folder, name, old, descriptor)
-            if mode is not None:
-                os.fchmod(descriptor, mode)
+            if old is None and change.owner is not None:
+                give_to(descriptor, change.owner)
+            if change.mode is not None:
+                os.fchmod(descriptor, change.mode)
             if alike:
                 os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except (OSError, KeyboardInterrupt):
-        os.unlink(temporary, dir_fd=folder)
-        raise
-    if not alike:
-        os.unlink(temporary, dir_fd=folder)
+    finally:
+        try:
+            os.unlink(temporary, dir_fd=folder)
+        except FileNotFoundError:  # it has its name
+            alike = True
     return alike
+
+
+def new_temporary(folder: int) -> tuple[str, int]:
+    """A new file, locked, which tells it from one that a kill left: its name and descriptor."""
+    while True:
+        name = f".{os.urandom(6).hex()}{TEMPORARY}"
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return name, descriptor
+        os.close(descriptor)  # another agent took it for a leftover before it was locked
+
+
+def give_to(descriptor: int, owner: Sequence[int]) -> None:
+    """A file to the one who had it, where we may."""
+    try:
+        os.fchown(descriptor, owner[0], owner[1])
+    except (OSError, OverflowError, IndexError, TypeError):
+        return
 
 
 def write_in_place(folder: int, name: str, data: bytes, before: bytes) -> None:
@@ -3328,7 +3383,8 @@ Row: TypeAlias = "dict[str, Any]"
 class Journal:
     """What the file tools changed, and the files as they were before (`.agent/undo/<session>/`).
 
-    A row: {"turn", "call", "path", "before": digest or null, "after", "mode", "folders" it made}.
+    A row: {"turn", "call", "path", "before": digest or null, "after", "mode", "owner", "folders"
+    that were made for it}.
     It is written, and its image with it, before the change is made. Without a folder all of it is
     in memory.
     """
@@ -3364,7 +3420,7 @@ class Journal:
                 make_plain_folders(self.folder.parent, self.folder)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
                 with open(os.open(self.folder / "journal", flags, 0o600), "wb") as file:
-                    file.write(encode(row).encode() + b"\n")
+                    file.write(b"\n%b\n" % json.dumps(row).encode())  # behind what a kill has torn
             self.rows.append(row)
         except OSError as error:
             return f" (it can not be undone: {error.strerror})"
@@ -3383,19 +3439,19 @@ class Journal:
         if name is None:
             return None
         try:
-            data = self.images.get(name) or (self.folder or Path("/")).joinpath(name).read_bytes()
-        except OSError as error:
+            data = self.images[name] if self.folder is None else read_plain(self.folder / name)
+        except (OSError, KeyError) as error:
             raise ToolError("its before-image is gone") from error
         if digest(data) != name:
             raise ToolError("its before-image is damaged")
         return data
 
-    def since(self, turn: int) -> dict[str, tuple[Row, Row]]:
-        """Path -> its first and its last change from a turn on."""
-        found: dict[str, tuple[Row, Row]] = {}
+    def since(self, turn: int) -> dict[str, list[Row]]:
+        """Path -> its changes from a turn on."""
+        found: dict[str, list[Row]] = {}
         for row in self.rows:
             if row["turn"] >= turn:
-                found[row["path"]] = (found.get(row["path"], (row, row))[0], row)
+                found.setdefault(row["path"], []).append(row)
         return found
 
     def forget(self, turn: int, kept: Sequence[Row]) -> None:
@@ -3403,8 +3459,15 @@ class Journal:
         moved = [{**row, "turn": min(row["turn"], turn - 1)} for row in kept if row["turn"] >= turn]
         self.rows = [row for row in self.rows if row["turn"] < turn] + moved
         if self.folder is not None and self.folder.exists():
-            text = "".join(encode(row) + "\n" for row in self.rows)
+            text = "".join(json.dumps(row) + "\n" for row in self.rows)
             write_private(self.folder / "journal", text)
+
+
+def read_plain(path: Path) -> bytes:
+    """A regular file of ours. Raises OSError for anything else: a pipe would hold us."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError(errno.EINVAL, "no regular file")
+    return path.read_bytes()
 
 
 def is_row(row: Any) -> bool:
@@ -3416,7 +3479,23 @@ def is_row(row: Any) -> bool:
         for key in ("before", "after")
     )
     shapes = (("turn", int), ("call", str), ("path", str), ("mode", int | None))
-    return digests and all(isinstance(row.get(key), kind) for key, kind in shapes)
+    shaped = all(isinstance(row.get(key), kind) for key, kind in shapes)
+    names = all(isinstance(name, str) for name in row["folders"])
+    return digests and shaped and names and 0 <= (row["mode"] or 0) <= 0o7777
+
+
+MOST_PAIRS = 3_000_000  # of equal lines that difflib may have to look at
+
+
+def compared(before: list[str], after: list[str], old: str, new: str) -> list[str]:
+    """The lines of a unified diff; of texts that would take minutes, a valid one that is long."""
+    counts: dict[str, int] = {}
+    for line in before:
+        counts[line] = counts.get(line, 0) + 1
+    if sum(counts.get(line, 0) for line in after) <= MOST_PAIRS:
+        return list(difflib.unified_diff(before, after, old, new))
+    head = [f"--- {old}\n", f"+++ {new}\n", f"@@ -1,{len(before)} +1,{len(after)} @@\n"]
+    return head + [f"-{line}" for line in before] + [f"+{line}" for line in after]
 
 
 def diff_of(change: Change, name: str) -> str:
@@ -3427,7 +3506,7 @@ def diff_of(change: Change, name: str) -> str:
         sides.append(re.findall(r"[^\n]*\n|[^\n]+", clean(text)))
     old = "/dev/null" if change.before is None else f"a/{name}"
     new = "/dev/null" if change.after is None else f"b/{name}"
-    lines = list(difflib.unified_diff(sides[0], sides[1], old, new))
+    lines = compared(sides[0], sides[1], old, new)
     if not lines:
         return f"--- {old}\n+++ {new}\n(an empty file)\n"
     mark = "\n\\ No newline at end of file\n"
@@ -3469,7 +3548,8 @@ class HostProcess:
     everything that was ever started here.
     """
 
-    def __init__(self, channel: int) -> None:
+    def __init__(self, channel: int, environ: dict[str, str]) -> None:
+        self.environ = environ  # of the commands
         self.sock = socket.socket(fileno=channel)
         os.set_inheritable(channel, False)
         self.wake, alarm = os.pipe()
@@ -3569,7 +3649,7 @@ class HostProcess:
             return os.posix_spawn(
                 argv[0],
                 argv,
-                os.environ,
+                self.environ,
                 file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *streams],
                 setsid=True,
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them
@@ -3802,7 +3882,8 @@ class CommandHost:
         self.close()
         ours, theirs = socket.socketpair()
         source = f"from __future__ import annotations\nimport {HOST_MODULES}\n{self.source}\n"
-        source += f"HostProcess({theirs.fileno()}).serve()\n"
+        environ = {**self.environ, HOST_MARK: self.mark}
+        source += f"HostProcess({theirs.fileno()}, {environ!a}).serve()\n"
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-"],
             stdin=subprocess.PIPE,
@@ -3811,7 +3892,7 @@ class CommandHost:
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
             cwd=self.root,
-            env={**self.environ, HOST_MARK: self.mark},
+            env=environ,
         )
         theirs.close()
         self.process.stdin.write(source.encode())
@@ -3991,6 +4072,7 @@ def discard(reader: int) -> None:
 SEARCH_SECONDS = 10  # without progress: the expression backtracks without end
 SEARCH_ALL_SECONDS = 60.0  # of one search; then it says what it did not search
 BLOCK_BYTES = 16_000_000  # of a file in memory at a time
+LONGEST_LINE = 128_000_000  # bytes; one that is longer is searched in pieces
 HEARTBEAT_LINES = 512
 RG_FROM_FILES = 200  # for fewer files rg is not worth its start
 RG_ARGUMENT_BYTES = 1_000_000  # of names in one command line
@@ -4027,7 +4109,7 @@ def top_level(regex: str) -> list[list[str]]:
     """The tokens of each alternative; a group is one token. [[]] when flags change the meaning."""
     branches: list[list[str]] = [[]]
     depth = 0
-    if re.search(r"\(\?[a-zA-Z-]+[:)]|\(\?\(", regex):
+    if re.search(r"\(\?[a-zA-Z-]+[:)]|\(\?[(#]", regex):
         return branches
     for token in REGEX_TOKEN.finditer(regex):
         text = token[0]
@@ -4041,6 +4123,9 @@ def top_level(regex: str) -> list[list[str]]:
     return branches
 
 
+UNSURE = "\n\r\0\ufffd"  # may stand for something else in a line than in the file
+
+
 def literal_runs(tokens: Sequence[str]) -> list[str]:
     """The texts that stand in every match of one alternative, in order."""
     runs = [""]
@@ -4049,7 +4134,7 @@ def literal_runs(tokens: Sequence[str]) -> list[str]:
         if token.startswith("*"):  # the character before may be missing or come again
             runs[-1] = runs[-1][:-1]
             runs.append("")
-        elif len(plain) == 1 and (plain != token or plain not in ".^$[]()\\\n\r\0\ufffd"):
+        elif len(plain) == 1 and plain not in ("" if plain != token else ".^$[]()\\") + UNSURE:
             runs[-1] += plain
         else:
             runs.append("")
@@ -4223,16 +4308,17 @@ class Search:
         deadline = time.monotonic() + SEARCH_ALL_SECONDS
         left = len(names)
         for _, group in itertools.groupby(names, lambda name: name.rpartition("/")[0]):
-            if time.monotonic() > deadline:
-                break
             inner = list(group)
-            left -= len(inner)
             try:
                 folder = self.workspace.folder(self.workspace.root / inner[0])
             except ToolError:
                 self.unreadable += len(inner)
+                left -= len(inner)
                 continue
             for name in inner:
+                if time.monotonic() > deadline:
+                    break
+                left -= 1
                 self.try_file(name, folder)
             os.close(folder)
         counts = {"total": self.total, "binary": self.binary, "unreadable": self.unreadable}
@@ -4257,7 +4343,7 @@ class Search:
             wanted = min(told.st_size + 1, BLOCK_BYTES)
             block = os.read(descriptor, max(wanted, 65536))
             if is_binary(block):
-                self.binary += 1
+                self.binary += self.holds(descriptor, block)
                 return
             codec = next((c for c in MARKED if block.startswith(c.mark)), UTF8)
             block = block.removeprefix(codec.mark)
@@ -4272,6 +4358,17 @@ class Search:
                 number += piece.count(b"\n") if told.st_size >= wanted else 0
         finally:
             os.close(descriptor)
+
+    def holds(self, descriptor: int, block: bytes) -> bool:
+        """Whether a binary file holds a needed text anywhere: then it is worth a word."""
+        longest, tail = max(map(len, self.needed), default=0), b""
+        while block and self.needed:
+            signal.alarm(SEARCH_SECONDS)
+            hay = tail + (block.lower() if self.ignore_case else block)
+            if any(text in hay for text in self.needed):
+                return True
+            tail, block = hay[-longest:], os.read(descriptor, BLOCK_BYTES)
+        return not self.needed
 
     def block(self, name: str, number: int, data: bytes) -> None:
         """Search whole lines of UTF-8; `number` lines stand before them."""
@@ -4326,9 +4423,11 @@ def blocks(descriptor: int, rest: bytes) -> Iterator[bytes]:
     while more := os.read(descriptor, BLOCK_BYTES):
         signal.alarm(SEARCH_SECONDS)
         rest += more
-        cut = rest.rfind(b"\n") + 1 or len(rest)
-        yield rest[:cut]
-        rest = rest[cut:]
+        cut = rest.rfind(b"\n") + 1
+        if not cut and len(rest) < LONGEST_LINE:
+            continue
+        yield rest[: cut or len(rest)]
+        rest = rest[cut or len(rest) :]
     if rest:
         yield rest
 
@@ -4636,7 +4735,8 @@ class FileTools:
     def __init__(self, workspace: Workspace, may_show: Callable[[str, str], bool]) -> None:
         self.workspace = workspace
         self.may_show = may_show  # (tool, path): what a rule hides is not found either
-        self.emptied: set[tuple[str, str, str]] = set()  # (path, text, digest): refused once
+        self.emptied: dict[tuple[str, str, str], int] = {}  # (path, text, digest) -> step
+        self.step: Callable[[], int] = lambda: 0  # a repeated call counts only in a later step
 
     @tool(needs="read")
     def read_file(self, path: str, start: int = 1, end: int | None = None) -> str:
@@ -4655,11 +4755,14 @@ class FileTools:
                 raise ToolError(f"{path} is a binary file ({size} bytes; {kind}), not shown")
             self.workspace.saw(target, file)
             file.seek(0)
-            marked = front[:2] in (b"\xff\xfe", b"\xfe\xff")
-            if size > HASHED_BYTES and not marked:
+            mark = next((codec for codec in MARKED[1:] if front.startswith(codec.mark)), None)
+            if size > HASHED_BYTES:
+                if mark:
+                    raise ToolError(f"{path} has {size} bytes of {mark.encoding}: use bash (iconv)")
                 return numbered(file, first, last, path)
-            data = file.read(EDITED_BYTES)
-        data = codec_of(data).decode(data).encode() if marked else data
+            data = file.read()
+        if mark:
+            data = data.removeprefix(mark.mark).decode(mark.encoding, "replace").encode()
         total = data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
         return numbered(io.BytesIO(data), first, last, path, total=total)
 
@@ -4741,6 +4844,8 @@ class FileTools:
         target = self.workspace.safe_path(path)
         before = self.workspace.read_if_there(target)
         name = self.workspace.relative(target)
+        if before is not None and len(before) > HASHED_BYTES:
+            raise ToolError(f"{name} has {len(before)} bytes: remove it first if it is to be new")
         if before is not None and self.workspace.is_stale(target, before):
             raise ToolError(f"{name} changed on disk since you saw it: read it again first")
         self._refuse_empty(name, before or b"", content)
@@ -4757,9 +4862,13 @@ class FileTools:
     def _refuse_empty(self, name: str, before: bytes, content: str) -> None:
         """A file that holds something is not emptied by a call that came without its text."""
         key = (name, content, digest(before))
-        if content.strip() or not before.strip() or key in self.emptied:
+        if (
+            content.strip()
+            or not before.strip()
+            or self.emptied.get(key, sys.maxsize) < self.step()
+        ):
             return
-        self.emptied.add(key)
+        self.emptied[key] = self.step()
         raise ToolError(
             f"{name} holds {len(before)} bytes and would be empty, so it was left alone. If that is"
             " meant, make the same call again"
@@ -4784,6 +4893,8 @@ class FileTools:
             raise ToolError(f"{path} is a binary file ({kind}) and is left alone")
         codec = codec_of(before)
         text = codec.decode(before)
+        if codec.mark:  # it stands before the text and stays
+            old, new = old.removeprefix("\ufeff"), new.removeprefix("\ufeff")
         places = find_places(text, old)
         if not places:
             name = self.workspace.relative(target)
@@ -4793,17 +4904,24 @@ class FileTools:
             lines = ", ".join(str(text.count("\n", 0, at) + 1) for at, _ in places[:20])
             hint = "add lines around it, or say all=true"
             raise ToolError(f"old occurs {len(places)} times (lines {lines}): {hint}")
-        if codec is UNKNOWN and not new.isascii():
-            raise ToolError(f"{path} is not UTF-8, so only ASCII text can be put in")
         refuse_lost_characters(new, text)
-        if codec is UNKNOWN and any(is_half(text, at) for at, _ in places):
-            raise ToolError(f"{path} is not UTF-8, and old may begin inside a character there")
+        if codec is UNKNOWN:
+            refuse_unsure(path, text, places, new)
+        places = apart(places)
         after = codec.encode(replace_places(text, places, new))
         if after == before:
             raise ToolError("old and new differ only in line ends, which stay: nothing to change")
         first = text.count("\n", 0, places[0][0]) + 1
         summary = f"edited {self.workspace.relative(target)}: {len(places)} place(s), line {first}"
         return Change(target, before, after, f"{summary}, {len(after)} bytes")
+
+
+def refuse_unsure(path: str, text: str, places: Iterable[tuple[int, int]], new: str) -> None:
+    """In a file of an unknown encoding only ASCII is put, and never into half a character."""
+    if not new.isascii():
+        raise ToolError(f"{path} is not UTF-8, so only ASCII text can be put in")
+    if any(is_half(text, at) for at, _ in places):
+        raise ToolError(f"{path} is not UTF-8, and old may begin inside a character there")
 
 
 def refuse_lost_characters(new: str, old: str) -> None:
@@ -4837,6 +4955,8 @@ LINE_BYTES = 4 * LINE_CHARS + 4  # enough for a line's first LINE_CHARS characte
 def numbered(file: BinaryIO, first: int, last: int, path: str, *, total: int | None = None) -> str:
     """`number: text` for a range of lines within the size of a result; reads no more than that."""
     number = skip_lines(file, first - 1)
+    if last < first <= number + 1:
+        return f"(end={last} is before start={first})"
     if number < first - 1:
         return f"({path} has {number} lines)" if number else "(the file is empty)"
     taken: list[str] = []
@@ -4861,9 +4981,9 @@ def shown_line(raw: bytes, rest: int, number: int, path: str) -> str:
     text = clean(raw.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r"))
     if len(text) <= LINE_CHARS and not rest:
         return f"{number}: {text}"
-    cut = len(text[LINE_CHARS:].encode()) + rest
+    cut, shown = len(text[LINE_CHARS:].encode()) + rest, len(text[:LINE_CHARS].encode())
     path = f"./{path}" if path.startswith("-") else path
-    how = f"sed -n {number}p {shlex.quote(path)} | cut -c{LINE_CHARS + 1}-{LINE_CHARS * 9}"
+    how = f"sed -n {number}p {shlex.quote(path)} | cut -b{shown + 1}-{shown + LINE_CHARS * 8}"
     return f"{number}: {text[:LINE_CHARS]} [{cut} more bytes; bash: {how}]"
 
 
@@ -4904,6 +5024,15 @@ def find_places(text: str, old: str) -> list[tuple[int, int]]:
     return [found.span(1) for found in re.finditer(f"(?=({pattern}))", text)]
 
 
+def apart(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The places without those that overlap one before."""
+    found: list[tuple[int, int]] = []
+    for start, end in places:
+        if not found or start >= found[-1][1]:
+            found.append((start, end))
+    return found
+
+
 def line_end_of(text: str) -> str:
     """CRLF only where no line ends otherwise."""
     return "\r\n" if "\r\n" in text and not re.search(r"(?<!\r)\n", text) else "\n"
@@ -4913,12 +5042,30 @@ def replace_places(text: str, places: Sequence[tuple[int, int]], new: str) -> st
     """The text with `new`, taken literally, at each place; its newlines in the region's style."""
     made, at, whole = [], 0, line_end_of(text)
     for start, end in places:
-        if start < at:  # overlaps the place before
-            continue
         style = line_end_of(text[start:end]) if "\n" in text[start:end] else whole
         made += [text[at:start], new.replace("\r\n", "\n").replace("\n", style)]
         at = end
     return "".join([*made, text[at:]])
+
+
+def unescaped(text: str) -> str:
+    """Line ends and tabs that were written as two characters."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+def unescape_html(text: str) -> str:
+    """`&lt;` and the like as the characters."""
+    from html import unescape
+
+    return unescape(text)
+
+
+def composed(line: str) -> str:
+    """Letters in one form, and no invisible characters."""
+    import unicodedata
+
+    text = unicodedata.normalize("NFC", line)
+    return text if text.isascii() else "".join(c for c in text if unicodedata.category(c) != "Cf")
 
 
 CURLY = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
@@ -4931,11 +5078,22 @@ DIFFERENCES: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("upper and lower case differ", str.casefold),
     ("blanks differ", lambda line: "".join(line.split())),
     (
+        "invisible characters, or the form of accents, differ",
+        composed,
+    ),
+    (
         "blanks, quotes or case differ",
         lambda line: "".join(line.translate(CURLY).casefold().split()),
     ),
 )
 SHOWN_REGION = 12  # lines of the nearest region
+
+
+# What `old` may be instead of a text of the file.
+MISTAKES: tuple[tuple[str, Callable[[str], str]], ...] = (
+    ("it holds \\n as two characters where the file has a line end", unescaped),
+    ("it is escaped for HTML (&lt; and the like), the file is not", unescape_html),
+)
 
 
 class Miss:
@@ -4948,22 +5106,39 @@ class Miss:
     def why(self, name: str) -> str:
         """The error, with the region most like `old`."""
         head = f"old does not occur in {name}"
-        wanted = self.old.split("\n")
-        numbers = [re.match(r"\s*\d+[:\t|] ?(.*)", line) for line in wanted]
-        bare = "\n".join(found[1] for found in numbers if found)
-        if all(numbers) and bare in "\n".join(self.lines):
-            return f"{head}: its lines begin with the line number of read_file; leave that out"
-        made = self.find(self.new, str) if self.new.strip() else None
+        numbers = [re.match(r"\s*\d+[:\t|] ?(.*)", line) for line in self.old.split("\n")]
+        if all(numbers):
+            head += ": its lines begin with the line number of read_file; leave that out"
+            self.old = "\n".join(found[1] for found in numbers if found)
+            if self.find(self.old, str) is not None:
+                return head
+        for reason, mended in MISTAKES:
+            if mended(self.old) != self.old and self.find(mended(self.old), str) is not None:
+                return f"{head}: {reason}"
+        near = self.nearest(self.old.split("\n"))
+        made = self.made(near)
         for reason, same in DIFFERENCES:
             at = self.find(self.old, same)
             if at is not None and at != made:
-                return f"{head}: {reason}. The file has\n{self.region(at, len(wanted))}"
+                return (
+                    f"{head}: {reason}. The file has, as string literals,\n{self.region(at, str)}"
+                )
         if made is not None:
             return f"{head}, but new does (line {made + 1}): the edit was already made"
-        at = self.nearest(wanted)
-        if at is None:
-            return f"{head}, and nothing like it: read the file again"
-        return f"{head}. The nearest lines are\n{self.region(at, len(wanted))}"
+        if near is None:
+            hint = "; its lines end with CR alone" if "\r" in "".join(self.lines) else ""
+            return f"{head}, and nothing like it{hint}: read the file again"
+        return f"{head}. The nearest lines, as string literals, are\n{self.region(near, str)}"
+
+    def made(self, near: int | None) -> int | None:
+        """The line, from 0, where `new` stands in the place of `old`."""
+        count = self.new.count("\n") + 1
+        for at in range(max(0, (near or 0) - count), (near or 0) + count + 1):
+            if near is None or not self.new.strip():
+                break
+            if self.new in "\n".join(self.lines[at : at + count]):
+                return at
+        return None
 
     def find(self, wanted: str, same: Callable[[str], str]) -> int | None:
         """The line, from 0, where a text stands when both are seen in this way."""
@@ -4991,10 +5166,17 @@ class Miss:
                 best, at = run, max(0, end - len(wanted) + 1)
         return at
 
-    def region(self, at: int, count: int) -> str:
-        """Lines with their numbers, blanks and tabs made visible."""
-        shown = self.lines[at : at + min(count, SHOWN_REGION)]
-        return "\n".join(f"{n}: {clean(line)!r}" for n, line in enumerate(shown, at + 1))
+    def region(self, at: int, same: Callable[[str], str]) -> str:
+        """Lines with their numbers as literals, from just before the first that differs."""
+        wanted = self.old.split("\n")
+        pairs = zip(wanted, self.lines[at : at + len(wanted)], strict=False)
+        first = next((n for n, (a, b) in enumerate(pairs) if same(a) != same(b) and n), 0)
+        begin = at + max(0, first - 2)
+        shown = self.lines[begin : min(at + len(wanted), begin + SHOWN_REGION)]
+        text = "\n".join(f"{n}: {clean(line)!r}" for n, line in enumerate(shown, begin + 1))
+        if "\ufffd" in text:
+            text += "\nU+FFFD stands for a byte that is not UTF-8: leave that part out of old"
+        return text
 
 
 HELD_CHARS = 200
@@ -6095,6 +6277,9 @@ class Agent:
         if self.shell is not None and state is not None:
             self.shell.output_folder = state / "output" / session.id
         self.workspace.journal.open(state / "undo" / session.id if state is not None else None)
+        turns = session.header["turns"]
+        turns[:] = [at if type(at) is int else 0 for at in turns]
+        self.workspace.journal.turn = len(turns)
         self.transcript.set_system(self.system_text())
 
     def set_mode(self, mode: str) -> None:
@@ -6196,7 +6381,7 @@ class Agent:
         self.limit, self.nudges, self.streak = self.settings.max_turns, 0, []
         header = self.session.header
         header["title"] = header.get("title") or first_line(clean(prompt))
-        header["turns"].append(len(self.transcript.messages))
+        header["turns"].append(len(self.transcript.messages))  # where this one begins
         self.workspace.journal.turn = len(header["turns"])
         self.transcript.add_user(self.task)
         self.save()
@@ -6667,55 +6852,65 @@ class Agent:
 
         What could not be undone is named to `report`. Raises UsageError when there is no turn.
         """
-        turns = self.session.header["turns"]
-        first = len(turns) - min(count, len(turns)) + 1
-        if not turns or count < 1:
+        turns, journal = self.session.header["turns"], self.workspace.journal
+        first = max(len(turns) - count, 0) + 1
+        changes = journal.since(first if first > 1 else 0)
+        if count < 1 or not (turns or changes):
             raise UsageError("there is nothing to undo")
         if by_mode(self.policy(), "write").outcome == "deny":
             raise UsageError(f"mode {self.mode} only reads: /mode ask, then /undo")
-        at = turns[first - 1]
-        gone = self.transcript.messages[at:] if self.is_prompt(at) else []
-        journal, kept = self.workspace.journal, []
-        changes = journal.since(first)
-        for path, (begin, end) in changes.items():
-            try:
-                report(self.restore(path, begin, end))
-            except (ToolError, OSError) as error:
-                report(f"not undone: {path}: {error}")
-                kept += [row for row in journal.rows if row["path"] == path]
-        self.workspace.remove_empty(f for begin, _ in changes.values() for f in begin["folders"])
+        at = next((at for at in turns[first - 1 :] if self.is_prompt(at)), 0)
+        gone = self.transcript.messages[at:] if at else []
+        kept_as = self.keep_copy() if gone else ""
+        kept = self.restore_all(changes, report)
         for line in self.not_undone(gone):
             report(f"not undone: {line}")
-        journal.forget(first, kept)
         if gone:
-            report(f"the conversation before is kept as session {self.keep_copy()}")
+            report(f"the conversation before is kept as session {kept_as}")
             self.transcript.replace(self.transcript.messages[:at])
             self.client.forget_projection()
-        else:
-            text = "the messages of these turns were compacted, they stay"
+        if not all(map(self.is_prompt, turns[first - 1 : first])):
             self.notes.append("[note: the user undid the file changes of the last turns]")
-            report(text)
+            report("messages that were compacted stay")
         del turns[first - 1 :]
+        try:
+            journal.forget(first, kept)
+        except OSError as error:
+            report(f"the journal could not be written: {error.strerror}")
         self.save(sync=True)
+
+    def restore_all(
+        self, changes: Mapping[str, Sequence[Row]], report: Callable[[str], None]
+    ) -> list[Row]:
+        """Every changed file as it was; returns the rows of those that were left alone."""
+        kept: list[Row] = []
+        for path, rows in changes.items():
+            try:
+                report(self.restore(path, rows))
+            except (ToolError, OSError) as error:
+                report(f"not undone: {path}: {error}")
+                kept += rows
+        self.workspace.remove_empty(f for rows in changes.values() for f in rows[0]["folders"])
+        return kept
 
     def is_prompt(self, at: int) -> bool:
         """Whether a turn begins at this index; 0 stands for one that compaction removed."""
         messages = self.transcript.messages
         return 0 < at < len(messages) and messages[at]["role"] == "user"
 
-    def restore(self, path: str, begin: Row, end: Row) -> str:
-        """One file as it was before a change; what was done. Raises ToolError."""
-        target = self.workspace.safe_path(path)
-        if self.workspace.literal(path) != self.workspace.relative(target):
+    def restore(self, path: str, rows: Sequence[Row]) -> str:
+        """One file as it was before its changes; what was done. Raises ToolError."""
+        target = self.workspace.safe_path(f"./{path}")
+        if self.workspace.literal(f"./{path}") != self.workspace.relative(target):
             raise OutsideError("the path leads elsewhere now")
-        now, before = (
-            self.workspace.read_if_there(target),
-            self.workspace.journal.image(begin["before"]),
-        )
-        changed = (None if now is None else digest(now)) != end["after"]
+        now = self.workspace.read_if_there(target)
+        before = self.workspace.journal.image(rows[0]["before"])
         if now == before:
             return f"{path} is as it was"
-        change = Change(target, now, before, "", begin["mode"])
+        # A write that was cut off leaves what stood before it.
+        ours = {row["after"] for row in rows} | {rows[-1]["before"]}
+        changed = (None if now is None else digest(now)) not in ours
+        change = Change(target, now, before, "", rows[0]["mode"], rows[0].get("owner"))
         decision = decide(self.policy(), "write_file", "write", path)
         if decision.outcome == "deny":
             raise ToolError(decision.reason)
@@ -6743,26 +6938,28 @@ class Agent:
         return found
 
     def keep_copy(self) -> str:
-        """A copy of the session as it stands, under an id of its own."""
+        """A copy of the session as it stands, under an id of its own. Raises SessionError."""
         if self.session.path is None:
             return "(none: nothing is kept)"
-        self.session.save()
-        copy, _ = fork_session(self.session.path)
-        copy.header["title"] = f"{copy.header.get('title', '')} (before /undo)"
-        copy.save()
-        copy.close()
+        try:
+            self.session.save()
+            copy, _ = fork_session(self.session.path)
+            copy.header["title"] = f"{copy.header.get('title', '')} (before /undo)"
+            copy.save()
+            copy.close()
+        except OSError as error:
+            reason = f"no copy of the session can be kept ({error.strerror})"
+            raise SessionError(f"{reason}, so nothing was undone") from error
         return copy.id
 
     def diff(self) -> str:
         """What the file tools changed in this session, as a unified diff against now."""
         parts = []
-        for path, (begin, _) in self.workspace.journal.since(0).items():
+        for path, rows in self.workspace.journal.since(0).items():
             try:
-                target = self.workspace.safe_path(path)
-                before, now = (
-                    self.workspace.journal.image(begin["before"]),
-                    self.workspace.read_if_there(target),
-                )
+                target = self.workspace.safe_path(f"./{path}")
+                before = self.workspace.journal.image(rows[0]["before"])
+                now = self.workspace.read_if_there(target)
                 if before != now:
                     parts.append(diff_of(Change(target, before, now, ""), path))
             except ToolError as error:
@@ -7411,6 +7608,7 @@ def choose_tools(
 ) -> dict[str, Tool]:
     """The registry: built-in tools in a fixed order, then the caller's own. Raises UsageError."""
     files = FileTools(agent.workspace, agent.may_show)
+    files.step = lambda: len(agent.transcript.call_ids)
     ask = agent.ask or (lambda question: None)
     person = PersonTools(agent.workspace, lambda text: ask(Question("answer", text)))
     policy = agent.policy()
@@ -7592,9 +7790,11 @@ def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settin
     )
 
 
-def allow_tracked(path: Path, ask: Callable[[Question], str | None] | None) -> None:
+def allow_tracked(
+    path: Path, ask: Callable[[Question], str | None] | None, environ: Mapping[str, str]
+) -> None:
     """A session that came with the repository is somebody else's words. Raises SessionError."""
-    if not tracked_by_git(path):
+    if not tracked_by_git(path, environ):
         return
     text = f"session {path.stem} is tracked by git: it came with the repository. Resume it?"
     if ask is None or not is_yes(ask(Question("approve", text))):
@@ -7617,7 +7817,10 @@ def choose_session(
         raise UsageError("--no-session and --resume exclude each other")
     folder = state_folder(root) / "sessions"
     session, notices = resume_session(
-        folder, flags.resume, fork=flags.fork, check=lambda path: allow_tracked(path, ask)
+        folder,
+        flags.resume,
+        fork=flags.fork,
+        check=lambda path: allow_tracked(path, ask, settings.environ),
     )
     if session is None:
         notices.append("nothing to resume; this is a new session")

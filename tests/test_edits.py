@@ -1086,7 +1086,7 @@ def test_the_rest_of_a_long_line_comes_by_the_command_that_is_named(
     (workspace / name).write_text("first\n" * before + line + "\nnext\n")
     [said] = play(workspace, read(name))
     shown = said.split("\n")[before].removeprefix(f"{before + 1}: ")[:2000]
-    [command] = re.findall(r"sed -n .*?\| *cut -c *[\d-]+", said)
+    [command] = re.findall(r"sed -n .*?\| *cut -b *[\d-]+", said)
     rest = subprocess.check_output(["bash", "-c", command], cwd=workspace, text=True)
     assert shown + rest.removesuffix("\n") == line
     assert said.endswith(f"\n{before + 2}: next") and len(said) < 3000
@@ -1098,7 +1098,7 @@ def test_no_character_of_a_long_line_is_lost_where_characters_are_several_bytes(
     line = "".join(chr(0x4E00 + n) for n in range(6000))
     (workspace / "f").write_text(line + "\n")
     [said] = play(workspace, read())
-    [command] = re.findall(r"sed -n .*?\| *cut -c *[\d-]+", said)
+    [command] = re.findall(r"sed -n .*?\| *cut -b *[\d-]+", said)
     rest = subprocess.check_output(["bash", "-c", command], cwd=workspace, env=ENVIRON)
     text = rest.decode(errors="ignore").removesuffix("\n")
     assert line.endswith(text) and len(text) >= 4000

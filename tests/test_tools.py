@@ -609,7 +609,7 @@ def test_a_huge_line_is_cut_and_says_how_to_get_the_rest(
     text = use("read_file", path="m.js")
     assert len(text) < 3000
     assert text.endswith("\n2: next")
-    assert str(5_000_000 - 2000) in text and "cut -c" in text
+    assert str(5_000_000 - 2000) in text and "cut -b" in text
 
 
 @pytest.mark.parametrize(
