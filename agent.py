@@ -604,7 +604,7 @@ def read_json_object(raw: Any) -> tuple[dict[str, Any], str]:
             if not isinstance(value, str):
                 break
             text = value.strip()
-            fence = re.fullmatch(r"```\w*\n(.*?)\n?```", text, re.DOTALL)
+            fence = re.fullmatch(r"```\w*\s*(.*?)\s*```", text, re.DOTALL)
             source = fence[1] if fence else text
             value = json.loads(source, strict=False, parse_constant=no_constant)
         except (ValueError, RecursionError) as error:
@@ -618,29 +618,48 @@ def mend_object(raw: Any) -> dict[str, Any] | None:
     >>> mend_object("{'path': 'a', 'end': None,}"), mend_object(r'{"regex": "\d+",}')
     ({'path': 'a', 'end': None}, {'regex': '\\d+'})
     """
-    import ast
-
-    text = raw if isinstance(raw, str) and len(raw) < 10_000 else ""
+    text = raw.strip() if isinstance(raw, str) and len(raw) < 10_000 else ""
+    if "\\" in text and not re.fullmatch(ONLY_UNKNOWN_ESCAPES, text):
+        return None  # is \\n in such a text a line end, or was it meant as \\\\n?
     pieces = re.split(r'("(?:[^"\\]|\\.)*")', text, flags=re.DOTALL)
     for at, piece in enumerate(pieces):
         if at % 2 == 0:
             pieces[at] = re.sub(r",(\s*[}\]])", r"\1", piece)
-        elif re.search(BAD_ESCAPE, piece):
-            if re.search(r"(?<!\\)(?:\\\\)*\\[bfnrtu]", piece):  # a newline, or \n meant as \\n?
-                return None
-            pieces[at] = re.sub(BAD_ESCAPE, r"\1\\\\\2", piece)
+        else:
+            pieces[at] = re.sub(r'\\(?:(["\\/])|(.))', doubled, piece, flags=re.DOTALL)
     arguments, error = read_json_object("".join(pieces))
-    if not error:
-        return arguments
+    return python_object(text) if error else arguments
+
+
+# Each backslash stands before a quote, another one, or what no notation has as an escape: of a
+# regex, or of a Windows path.
+ONLY_UNKNOWN_ESCAPES = (
+    r"""(?s:[^\\]|\\["\\/]|\\x(?![0-9a-fA-F]{2})|\\u(?![0-9a-fA-F]{4})|\\U(?![0-9a-fA-F]{8})"""
+    r"""|\\N(?!\{)|\\[^'"\\/bfnrtuUxN0])*"""
+)
+
+
+def doubled(escape: re.Match[str]) -> str:
+    """A backslash that is an escape, or the two that one stands for."""
+    return escape[0] if escape[1] else f"\\\\{escape[2]}"
+
+
+def python_object(text: str) -> dict[str, Any] | None:
+    """A dict in the notation of Python; None when it is not plain, or has a key twice."""
+    import ast
+
     try:
-        value = None if "\\" in text else ast.literal_eval(text.strip())
-        return dict(clean_all(value)) if isinstance(value, dict) and encode(value) else None
+        tree = ast.parse(text, mode="eval").body
+        value = ast.literal_eval(tree)
+        json.dumps(value, allow_nan=False)
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        parts = [ast.get_source_segment(text, node) or "" for node in texts]
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
-
-
-# A backslash before what JSON does not know as an escape: of a regex, or of a Windows path.
-BAD_ESCAPE = r"""((?<!\\)(?:\\\\)*)\\((?!u[0-9a-fA-F]{4})[^"\\/bfnrt])"""
+    plain = isinstance(tree, ast.Dict) and len(value) == len(tree.keys) and "\\" not in text
+    # A literal that holds its own quote inside is made of several, which Python joins.
+    joined = any(part[1:-1].count(part[0]) for part in parts if part[:1] in ("'", '"'))
+    return dict(clean_all(value)) if plain and not joined else None
 
 
 def new_id(taken: Iterable[str]) -> str:
@@ -3589,7 +3608,10 @@ class HostProcess:
         """Carry out what the agent asked; False when it is gone."""
         raw, passed, _, _ = socket.recv_fds(self.sock, 65536, 1)
         while raw and not raw.endswith(b"\n"):
-            raw += self.sock.recv(65536)
+            piece = self.sock.recv(65536)
+            if not piece:
+                return False
+            raw += piece
         for line in raw.splitlines():
             request = json.loads(line)
             if "run" in request:
@@ -3654,7 +3676,7 @@ class HostProcess:
                 setsid=True,
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the command
             os.write(output, f"{argv[0]}: {error}\n".encode())
             return 0
         finally:
@@ -3823,7 +3845,7 @@ class Capture:
 
 
 ESCAPES = re.compile(  # ECMA-48: control sequences, strings, and the short ones
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-~])?"
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-~])?"
 )
 
 
@@ -3833,12 +3855,22 @@ def plain_text(data: bytes | str) -> str:
     text = ESCAPES.sub("", text).replace("\r\n", "\n")
     if "\r" in text:
         text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-    for _ in range(text.count("\b")):  # a spinner, or bold by overstrike
-        shorter = re.sub("[^\n\b]\b", "", text)
-        if shorter == text:
-            break
-        text = shorter
+    if "\b" in text:
+        text = "\n".join(map(without_backspaces, text.split("\n")))
     return clean(re.sub("[\x01-\x08\x0b-\x0d\x0e-\x1f\x7f-\x9f]", "", text))
+
+
+def without_backspaces(line: str) -> str:
+    """A line as a terminal leaves it: a spinner's last state, bold by overstrike once."""
+    if "\b" not in line:
+        return line
+    kept: list[str] = []
+    for char in line:
+        if char != "\b":
+            kept.append(char)
+        elif kept:
+            kept.pop()
+    return "".join(kept)
 
 
 def shell_path() -> str:
@@ -3879,13 +3911,13 @@ class CommandHost:
         """Start the host unless it runs."""
         if self.process is not None and self.process.poll() is None:
             return
-        self.close()
+        self.close()  # a host that was killed leaves its jobs to us
         ours, theirs = socket.socketpair()
         source = f"from __future__ import annotations\nimport {HOST_MODULES}\n{self.source}\n"
         environ = {**self.environ, HOST_MARK: self.mark}
         source += f"HostProcess({theirs.fileno()}, {environ!a}).serve()\n"
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-"],
+            [sys.executable, "-X", "utf8", "-I", "-S", "-"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -4040,11 +4072,13 @@ class CommandHost:
             self.channel = None
         if self.process is not None:
             try:
-                self.process.wait(timeout=5)
+                code = self.process.wait(timeout=5)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait()
+                code = self.process.wait()
             self.process = None
+            if code:  # it did not end by itself
+                end_marked(self.mark)
 
 
 def end_marked(mark: str) -> None:
@@ -4570,7 +4604,7 @@ def coerce(parameter: Parameter, value: Any) -> Any:
         value = words.get(str(value).strip().lower(), value)
     elif kind in (int, float) and isinstance(value, int | float | str):
         value = number_of(value, kind)
-    elif kind is str and isinstance(value, int | float):
+    elif kind is str and type(value) is int:  # of 1.10 or true nobody knows how it was written
         value = str(value)
     if type(value) is not kind:
         raise ToolError(f"{parameter.name} must be {JSON_TYPES[kind]}, not {value!r}")
@@ -5220,6 +5254,11 @@ class ShellTools:
         return f"{head}{missed}\n{last}"
 
     def _live(self, data: bytes) -> None:
+        if text := self.piece(data):
+            self.emit("tool_output", id=self.call_id, text=self.mask(text))
+
+    def piece(self, data: bytes) -> str:
+        """What has come, as text; what is cut inside a character or an escape waits for its end."""
         text = self.held + self.decoder.decode(data)
         cut = (
             text.rfind("\x1b", -HELD_CHARS)
@@ -5227,8 +5266,7 @@ class ShellTools:
             else -1
         )
         text, self.held = (text, "") if cut < 0 else (text[:cut], text[cut:])
-        if text := plain_text(text):
-            self.emit("tool_output", id=self.call_id, text=self.mask(text))
+        return plain_text(text)
 
     def _withheld(self, text: str) -> str:
         """What a command that failed may have missed: a key that it can not see."""
@@ -5297,6 +5335,17 @@ def host_of(url: str) -> str:
         return ""
 
 
+def plain_url(url: str) -> str:
+    """A URL in the form that rules are compared with: no user, host and scheme in small letters."""
+    try:
+        parts = urlsplit(url.strip())
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return url
+    rest = url.strip().partition("://")[2].partition("/")
+    return f"{parts.scheme}://{parts.hostname or ''}{port}{rest[1]}{rest[2]}"
+
+
 def is_public(address: str) -> bool:
     """Whether an IP address belongs to the public internet, and one that is hidden in it too."""
     ip = ipaddress.ip_address(address.partition("%")[0])
@@ -5317,7 +5366,8 @@ def check_url(url: str, is_named: Callable[[str], bool]) -> None:
     """Refuse what is no web address of a public host (unless the user named the host)."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if parts.scheme not in ("http", "https") or not host:
+    odd = re.search(r"[\s\\\x00-\x1f\x7f]", url)  # which the libraries read in different ways
+    if parts.scheme not in ("http", "https") or not host or odd:
         raise ToolError(f"{url} is not an http or https address")
     if is_named(url):
         return
@@ -5330,11 +5380,12 @@ def check_url(url: str, is_named: Callable[[str], bool]) -> None:
             raise ToolError(f"{host} is not a public host; the user can name it in fetch_hosts")
 
 
-def checked_session(named_hosts: set[str], connections: list[Any]) -> requests.Session:
+def checked_session(hosts: dict[str, bool], connections: list[Any]) -> requests.Session:
     """A session that looks at the far end of each connection before it sends anything.
 
-    A name may resolve to another address than when it was checked; `named_hosts` may be private.
-    A proxy resolves for itself. The sockets are added to `connections`.
+    A name may resolve to another address than when it was checked. `hosts` are those that were
+    judged, and whether the user named them: then they may be private. A proxy resolves for itself.
+    The sockets are added to `connections`.
     """
     import requests
     import urllib3
@@ -5342,7 +5393,8 @@ def checked_session(named_hosts: set[str], connections: list[Any]) -> requests.S
     def check(host: str, far_end: Any) -> None:
         connections.append(far_end)
         address = str(far_end.getpeername()[0])
-        if not is_public(address) and host.strip("[]") not in named_hosts:
+        named = hosts.get(host.strip("[].").lower())
+        if named is None or not (named or is_public(address)):
             raise ToolError(f"{host} leads to {address}, which is not a public host")
 
     class Plain(urllib3.connection.HTTPConnection):
@@ -5384,6 +5436,7 @@ FETCH_HEADERS = {
 }
 PAGE_CUT = "; the page is larger and was not read further"
 MOST_REDIRECTS = 5
+MOST_PAGES = 7
 PASSING = (429, 502, 503, 504)  # answers that another try may change
 AGAIN_SECONDS = 2.0  # before that
 
@@ -5410,17 +5463,18 @@ class WebTools:
         search: Callable[[str, int], list[dict[str, str]]] = search_web,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.fetch_hosts = tuple(fetch_hosts)
+        self.fetch_hosts = tuple(host.lower() for host in fetch_hosts)
         self.named = named  # whether a rule of the user names the host of a URL
         self.denied = denied  # whether one forbids it: asked for each hop of a redirect
         self.search = search
         self.sleep = sleep
-        self.last = ("", "")  # URL and text of the page read last: its next part is not fetched
+        self.pages: dict[str, str] = {}  # the last ones, by URL: their next parts are not fetched
 
     def is_named(self, url: str) -> bool:
         """Whether the user named this host, which may then be a private one."""
         parts = urlsplit(url)
-        return bool({parts.hostname, parts.netloc} & {*self.fetch_hosts}) or self.named(url)
+        names = {parts.hostname, parts.netloc.lower()}
+        return bool(names & {*self.fetch_hosts}) or self.named(url)
 
     @tool(needs="net")
     def fetch_url(self, url: str, start: int = 0) -> str:
@@ -5429,10 +5483,10 @@ class WebTools:
         url: an http or https address
         start: the character to begin at, for long pages
         """
-        known, text = self.last
-        if start <= 0 or url != known:
+        text = self.pages.get(url, "")
+        if start <= 0 or url not in self.pages:
             text = self._twice(functools.partial(self._readable, url))
-            self.last = (url, text)
+            self.pages = {**dict([*self.pages.items()][-MOST_PAGES:]), url: text}
         text, cut = text.removesuffix(PAGE_CUT), text.endswith(PAGE_CUT)
         start = max(0, start)
         end = start + RESULT_CHARS - 500
@@ -5453,15 +5507,15 @@ class WebTools:
         import requests
         import urllib3
 
-        named: set[str] = set()
+        hosts: dict[str, bool] = {}
         connections: list[socket.socket] = []
         # Timeouts hold for a piece each: headers may drip for ever.
         watch = threading.Timer(FETCH_SECONDS, cut_off, (connections,))
         watch.daemon = True
         watch.start()
         try:
-            with checked_session(named, connections) as session:
-                return self._follow(session, url, named)
+            with checked_session(hosts, connections) as session:
+                return self._follow(session, url, hosts)
         except ValueError as error:
             raise ToolError(f"{url}: {error}") from error
         except (
@@ -5473,19 +5527,25 @@ class WebTools:
         finally:
             watch.cancel()
 
-    def _follow(self, session: requests.Session, url: str, named: set[str]) -> str:
+    def _follow(self, session: requests.Session, url: str, hosts: dict[str, bool]) -> str:
         """The text at the end of the redirects."""
+        import requests
+
         deadline = time.monotonic() + FETCH_SECONDS
         options: Any = {"headers": FETCH_HEADERS, "stream": True, "timeout": 10}
         for _ in range(MOST_REDIRECTS + 1):
             check_url(url, self.is_named)
-            if self.denied(url):
+            if self.denied(url) or self.denied(plain_url(url)):
                 raise OutsideError(f"a rule of the user denies {url}")
-            named |= {host_of(url)} if self.is_named(url) else set()
+            if time.monotonic() > deadline:
+                raise ToolError(f"{url} took longer than {FETCH_SECONDS:.0f} s")
+            asked = requests.Request("GET", url).prepare().url or ""  # as it will be used
+            hosts[host_of(asked).rstrip(".")] = self.is_named(url)
             with session.get(url, **options, allow_redirects=False) as answer:
                 if not answer.is_redirect:
                     return self._text(answer, deadline)
-                url = urljoin(url, answer.headers.get("Location", ""))
+                target = answer.headers.get("Location", "")
+                url = urljoin(url, target.encode("latin-1", "ignore").decode("utf-8", "replace"))
         raise ToolError(f"{url} redirects too often")
 
     def _text(self, answer: requests.Response, deadline: float) -> str:
@@ -5555,6 +5615,10 @@ CHARSETS = {
 }
 
 
+# Encodings of Python that are none of the web, and some take for ever.
+NO_CHARSETS = frozenset("punycode idna unicode-escape raw-unicode-escape utf-7 undefined".split())
+
+
 def decode_page(body: bytes, kind: str) -> str:
     """A page as text: by its mark, its Content-Type, its meta tag, else UTF-8."""
     mark = next((codec for codec in MARKED if body.startswith(codec.mark)), None)
@@ -5566,27 +5630,47 @@ def decode_page(body: bytes, kind: str) -> str:
     told = told or re.match(r"<\?xml[^>]+?encoding=[\"']([\w.:-]+)", front)
     name = told[1].lower() if told else "utf-8"
     try:
-        return body.decode(CHARSETS.get(name, name), "replace")
+        known = codecs.lookup(CHARSETS.get(name, name)).name
+        return body.decode("utf-8" if known in NO_CHARSETS else known, "replace")
     except (LookupError, ValueError):
         return body.decode("utf-8", "replace")
 
 
+READER_SECONDS = 15.0  # some pages take a parser minutes
+READER = """
+import sys, trafilatura
+options = "include_links include_tables include_formatting favor_recall".split()
+page = sys.stdin.buffer.read().decode("utf-8", "replace")
+text = trafilatura.extract(page, url=sys.argv[1] or None, output_format="markdown",
+                           **dict.fromkeys(options, True))
+sys.stdout.buffer.write((text or "").encode("utf-8", "replace"))
+"""
+# Links, tables and code, as our reader shows them and as trafilatura does.
+KEPT_MARKS = ((r" \(https?://", "]("), (r" \| ", "| "), ("```", "```"))
+
+
 def html_to_text(html: str, base: str) -> str:
-    """The readable text of a page; with the extra `web` by trafilatura."""
+    """The readable text of a page; by trafilatura where it is installed and loses nothing.
+
+    It runs in a process of its own, which can be ended.
+    """
+    import importlib.util
+
+    plain = plain_html(html, base)
+    if importlib.util.find_spec("trafilatura") is None:
+        return plain
     try:
-        import trafilatura
-    except ImportError:
-        return plain_html(html, base)
-    text = trafilatura.extract(
-        html,
-        url=base,
-        output_format="markdown",
-        include_links=True,
-        include_tables=True,
-        include_formatting=True,
-        favor_recall=True,
-    )
-    return text or plain_html(html, base)
+        answer = subprocess.run(
+            [sys.executable, "-P", "-c", READER, base],
+            input=html.encode("utf-8", "replace"),
+            capture_output=True,
+            timeout=READER_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return plain
+    text = answer.stdout.decode("utf-8", "replace")
+    lost = any(re.search(ours, plain) and theirs not in text for ours, theirs in KEPT_MARKS)
+    return plain if lost or not text.strip() else text
 
 
 def plain_html(html: str, base: str = "") -> str:
@@ -5606,9 +5690,27 @@ def plain_html(html: str, base: str = "") -> str:
             page.add(data)
 
     reader = Reader(convert_charrefs=True)
-    reader.feed(html)
-    reader.close()
-    return page.text()
+    deadline = time.monotonic() + READER_SECONDS
+    try:
+        for at in range(0, len(html), PIECE_CHARS):
+            reader.feed(html[at : at + PIECE_CHARS])
+            if time.monotonic() > deadline:
+                return without_tags(html)
+        reader.close()
+    except AssertionError:  # of html.parser, about a declaration
+        return without_tags(html)
+    return page.text() or without_tags(html)
+
+
+PIECE_CHARS = 8192  # fed to the parser at once: what it does not understand costs it much time
+
+
+def without_tags(html: str) -> str:
+    """What is left of a page that no parser reads."""
+    from html import unescape
+
+    text = re.sub(r"<(script|style)\b.*?</\1\s*>", " ", html, flags=re.DOTALL | re.IGNORECASE)
+    return re.sub(r"\s+", " ", unescape(re.sub("<[^<>]*>", " ", text))).strip()
 
 
 BLOCKS = frozenset(
@@ -5625,9 +5727,9 @@ class PageText:
     def __init__(self, base: str) -> None:
         self.base = base
         self.lines: list[str] = []
-        self.line = ""
+        self.parts: list[str] = []  # of the line that is not finished
         self.hidden: list[str] = []  # open tags whose text is left out
-        self.links: list[tuple[str, int]] = []  # address, and where its text began
+        self.links: list[tuple[str, int]] = []  # address, and the part where its text began
         self.pre = 0
         self.row = 0  # cells of the table row so far, 0 outside
 
@@ -5635,33 +5737,33 @@ class PageText:
         """A tag begins."""
         if tag in CHROME:
             self.hidden.append(tag)
+        elif tag == "base" and attrs.get("href"):
+            self.base = self.absolute(attrs["href"] or "")
         elif tag in ("td", "th"):
-            self.line += " | " if self.row else ""
+            self.parts += [" | "] if self.row else []
             self.row += 1
         elif tag == "a":
-            self.links.append((attrs.get("href") or "", len(self.line)))
+            self.links.append((attrs.get("href") or "", len(self.parts)))
         elif tag in BLOCKS:
             self.row = 0 if tag in ("tr", "table") else self.row
             self.end_line(apart=tag in APART)
-            self.line += (
-                "- " if tag == "li" else "#" * int(tag[1]) + " " if tag[1:].isdigit() else ""
-            )
+            heading = "#" * int(tag[1]) + " " if tag[1:].isdigit() else ""
+            self.parts += ["- "] if tag == "li" else [heading] if heading else []
             self.pre += tag == "pre"
 
     def close(self, tag: str) -> None:
         """A tag ends."""
-        if tag in self.hidden:
-            del self.hidden[self.hidden.index(tag) :]
+        if tag in CHROME:
+            if tag in self.hidden:
+                del self.hidden[self.hidden.index(tag) :]
         elif tag == "a" and self.links:
             address, began = self.links.pop()
-            if (
-                address
-                and not address.startswith(("#", "javascript:"))
-                and self.line[began:].strip()
-            ):
-                self.line = f"{self.line.rstrip()} ({self.absolute(address)}) "
+            text = "".join(self.parts[began:])
+            if text.strip() and address and not address.startswith(("#", "javascript:")):
+                link = f"{text.rstrip()} ({self.absolute(address)})"
+                self.parts[began:] = [link, text[len(text.rstrip()) :] or " "]
         elif tag == "pre" and self.pre:
-            code, self.line = self.line.strip("\n"), ""
+            code, self.parts = "".join(self.parts).strip("\n"), []
             self.pre -= 1
             self.lines += [f"```\n{code}\n```", ""] if code.strip() else []
         elif tag in BLOCKS:
@@ -5678,22 +5780,18 @@ class PageText:
     def add(self, data: str) -> None:
         """Text of the page."""
         if self.pre:
-            self.line += data
+            self.parts.append(data)
         elif not self.hidden:
-            text = re.sub(r"\s+", " ", data)
-            self.line += (
-                text.lstrip() if self.line.endswith((" ", "")) and not self.line.strip() else text
-            )
+            self.parts.append(re.sub(r"\s+", " ", data))
 
     def end_line(self, *, apart: bool) -> None:
-        """Finish a line; inside a table row and preformatted text there is only one."""
-        if self.pre:
+        """Finish a line; in a table row there is only one, in preformatted text it is kept."""
+        if self.pre or self.row:
+            inside = self.pre and self.parts and not self.parts[-1].endswith("\n")
+            self.parts += ["\n"] if inside else [] if self.pre else [" "]
             return
-        if self.row:
-            self.line += " "
-            return
-        text = re.sub(" +", " ", self.line).strip()
-        self.line = ""
+        text = re.sub(" +", " ", "".join(self.parts)).strip()
+        self.parts = []
         self.lines += [text] if text else []
         self.lines += [""] if apart and self.lines and self.lines[-1] else []
 
@@ -5760,7 +5858,7 @@ def make_policy(settings: Settings, mode: str, hosts: Iterable[str] = (), root: 
     """The policy of a run; `hosts` are those a person approved."""
     lists = (settings.allow, settings.ask, settings.deny)
     allow, ask, deny = (tuple(map(parse_rule, texts)) for texts in lists)
-    known = (*settings.fetch_hosts, *hosts)
+    known = (*(host.lower() for host in settings.fetch_hosts), *hosts)
     return Policy(mode, allow, ask, deny, settings.network, known, root)
 
 
@@ -6206,6 +6304,14 @@ class Unattended(Denied):
 MOST_THREADS = 8  # calls that run at once
 
 
+def start_or_run(thread: threading.Thread) -> None:
+    """Start a thread; where there can be no more of them, do its work here."""
+    try:
+        thread.start()
+    except RuntimeError:
+        thread.run()
+
+
 @dataclass
 class Running:
     """A call on its way to its result."""
@@ -6543,7 +6649,8 @@ class Agent:
                 self.transcript.begin(one.call.id)
         if self.unsaved or any(one.made.needs != "read" for one in ready):
             self.save()
-        if len(ready) > 1:
+        waits = any(one.made.needs == "net" and not one.made.alone for one in ready)
+        if len(ready) > 1 or waits:  # a thread can be left behind, a network that hangs can not
             self.run_at_once(going, ready)
             return
         for one in going:
@@ -6568,7 +6675,7 @@ class Agent:
         unanswered = list(going)
         try:
             for thread in threads.values():
-                thread.start()
+                start_or_run(thread)
             for one in going:
                 while one.call.id in threads and threads[one.call.id].is_alive():
                     threads[one.call.id].join(SLICE_SECONDS)
@@ -6612,8 +6719,9 @@ class Agent:
         """Answer a call that came to its end."""
         if isinstance(one.error, Denied | OutsideError):
             self.answer(one, "denied", self.refuse(one.call, one.error))
-        elif one.error is not None:
-            self.answer(one, "error", clip(f"error: {one.error}"))
+        elif one.error is not None or one.value is None:
+            reason = one.error or "the tool ended without a result"
+            self.answer(one, "error", clip(f"error: {reason}"))
         else:
             self.answer(one, "ok", clip(str(one.value)))
 
@@ -6640,6 +6748,8 @@ class Agent:
         path = path_argument(made, arguments)
         if path is not None:
             also = [self.workspace.literal(path)]
+        elif made.needs == "net" and "url" in arguments:
+            also = [plain_url(subject)]
         decision = decide(policy, made.name, made.needs, subject, also=also)
         if path is not None and made.needs == "write":
             target = self.workspace.safe_path(path)
@@ -6720,7 +6830,7 @@ class Agent:
             return value if isinstance(value, str | Change) else encode(value)
         except ToolError:
             raise
-        except SystemExit as error:
+        except (SystemExit, GeneratorExit) as error:
             raise ToolError("the tool tried to end the program") from error
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
@@ -7377,9 +7487,10 @@ class Repl:
         """`!cmd`: run a command for the user; the model sees it with the next prompt."""
         capture = Capture(None)
         host = self.agent.workspace.host
+        live = ShellTools(self.agent.workspace, self.agent.emit)
 
         def show(data: bytes) -> None:
-            self.screen.write(self.screen.out, plain_text(data))
+            self.screen.write(self.screen.out, live.piece(data))
 
         try:
             code, _ = host.run(command, 3600, capture, show)
@@ -7649,6 +7760,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         gc.set_threshold(50_000)  # looking for garbage took a tenth of the start
         open_streams()
+        threading.excepthook = report_thread
         install_signals()
         settings, flags = load(sys.argv[1:] if argv is None else argv, os.environ)
         return run_command(settings, flags)
@@ -7666,6 +7778,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         close_streams()
+
+
+def report_thread(arguments: threading.ExceptHookArgs) -> None:
+    """What a tool's thread could not even report as an error: one line, no traceback."""
+    sys.stderr.write(f"agent: a tool failed: {arguments.exc_type.__name__}\n")
 
 
 def open_streams() -> None:
