@@ -618,7 +618,9 @@ def mend_object(raw: Any) -> dict[str, Any] | None:
     >>> mend_object("{'path': 'a', 'end': None,}"), mend_object(r'{"regex": "\d+",}')
     ({'path': 'a', 'end': None}, {'regex': '\\d+'})
     """
-    text = raw.strip() if isinstance(raw, str) and len(raw) < 10_000 else ""
+    if not isinstance(raw, str) or not 0 < len(raw.strip()) < 10_000:
+        return None
+    text = raw.strip()
     if "\\" in text and not re.fullmatch(ONLY_UNKNOWN_ESCAPES, text):
         return None  # is \\n in such a text a line end, or was it meant as \\\\n?
     pieces = re.split(r'("(?:[^"\\]|\\.)*")', text, flags=re.DOTALL)
@@ -2892,9 +2894,14 @@ def glob_part(part: str) -> str:
 
 def class_regex(inner: str, *, negated: bool) -> str:
     """`a-z` of a glob's `[a-z]` as a regex; a range that runs backwards is its two characters."""
-    text = re.sub(r"([\\\[\]^&~|])", r"\\\1", inner)
-    text = re.sub(r"(\w)-(\w)", lambda m: m[0] if m[1] <= m[2] else f"{m[1]}{m[2]}\\-", text)
-    return f"[{'^' if negated else ''}{text}]"
+    parts = re.findall(r".-.|.", inner, re.DOTALL)
+    made = [
+        f"{re.escape(part[0])}-{re.escape(part[2])}"
+        if len(part) == 3 and part[0] <= part[2]
+        else re.escape(part)
+        for part in parts
+    ]
+    return f"[{'^/' if negated else ''}{''.join(made)}]"
 
 
 class CallThread(threading.Thread):
@@ -2934,7 +2941,7 @@ class Workspace:
     def expand(self, text: str) -> str:
         """`~` as the home, unless something of that name is in the workspace."""
         is_home = text == "~" or text.startswith("~/")
-        return self.home + text[1:] if is_home and not os.path.lexists(self.root / text) else text
+        return self.home + text[1:] if is_home and not os.path.lexists(self.root / "~") else text
 
     def relative(self, path: Path) -> str:
         """A path as it is shown and matched: relative to the root, with `/`."""
@@ -3044,7 +3051,8 @@ class Workspace:
                 if not stale:  # else the model still has not seen what others wrote
                     self.saw(change.path, io.BytesIO(change.after))
         except (OSError, ToolError) as error:
-            self.journal.rows.pop()
+            if not trouble:
+                self.journal.rows.pop()
             self.remove_empty(row["folders"])
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise ToolError(f"{name}: {reason}") from error
@@ -3175,6 +3183,7 @@ class Ignored:
         inside = [folder for folder in (start, *start.parents) if folder.is_relative_to(self.root)]
         self.files_seen = any((folder / ".gitignore").exists() for folder in inside)
         self.told = False  # git answered
+        self.gone = False  # there is none, or it hangs
         self.found: set[str] = set()
         above = [start, *start.parents]
         self.inside = any(os.path.lexists(folder / ".git") for folder in above)
@@ -3188,6 +3197,7 @@ class Ignored:
     def ask(self, folder: Path, *options: str) -> bool:
         """Add what git says below one folder; False when it can not tell."""
         answer = run_git(folder, [*options, *LIST_IGNORED], self.environ)
+        self.gone |= answer is None
         if answer is not None and answer.returncode:  # also deep inside a folder that is ignored
             inner = run_git(folder, [*options, "check-ignore", "-q", "."], self.environ)
             return inner is not None and inner.returncode == 0
@@ -3201,7 +3211,9 @@ class Ignored:
         """The paths, once the tree has been walked."""
         if self.inside:
             self.thread.join()
-        if self.files_seen and not self.told:  # no repository, or one that git can not read
+        if (
+            self.files_seen and not self.told and not self.gone
+        ):  # no repository, or one that git can not read
             self._without_repository()
         for prefix in self.repositories:  # a repository inside: the outer one does not look there
             if self.root / prefix != self.start:
@@ -3711,7 +3723,7 @@ class HostProcess:
         """What the last command started and what that started; not the jobs of earlier commands."""
         table = self.table()
         earlier = self.sessions - {self.shell}
-        roots = {pid for pid, (parent, session) in table.items() if session == self.shell}
+        roots = {pid for pid, (parent, session) in table.items() if session == self.shell != 0}
         for pid, (parent, session) in table.items():
             orphan = parent == os.getpid() and pid not in self.before and session not in earlier
             roots |= {pid} if orphan else set()
@@ -3965,7 +3977,7 @@ class CommandHost:
             self.number += 1
             argv = [shell_path(), "-c", "--", command]
             request = {"run": argv, "cwd": str(self.root), "n": self.number}
-            socket.send_fds(self.channel, [encode(request).encode("utf-8") + b"\n"], [writer])
+            socket.send_fds(self.channel, [json.dumps(request).encode() + b"\n"], [writer])
         finally:
             os.close(writer)
 
@@ -3999,7 +4011,7 @@ class CommandHost:
                 end_marked(self.mark)
                 raise ToolError("it was ended from outside")
             raw += piece
-        return dict(json.loads(raw))
+        return dict(json.loads(raw.splitlines()[-1]))  # behind a late one, if there are two
 
     def jobs(self) -> Jobs:
         """What runs in the background. Raises ToolError."""
@@ -4335,34 +4347,37 @@ class Search:
         self.context = request["context"]
         self.first, self.room = request["first"], request["room"]
         self.lines: list[str] = []
-        self.total = self.binary = self.unreadable = 0
+        self.total = self.binary = self.unreadable = self.left = 0
+        self.deadline = time.monotonic() + SEARCH_ALL_SECONDS
 
     def run(self, names: Sequence[str]) -> dict[str, Any]:
         """Search the files in the given order."""
-        deadline = time.monotonic() + SEARCH_ALL_SECONDS
-        left = len(names)
         for _, group in itertools.groupby(names, lambda name: name.rpartition("/")[0]):
             inner = list(group)
             try:
                 folder = self.workspace.folder(self.workspace.root / inner[0])
             except ToolError:
                 self.unreadable += len(inner)
-                left -= len(inner)
                 continue
             for name in inner:
-                if time.monotonic() > deadline:
-                    break
-                left -= 1
                 self.try_file(name, folder)
             os.close(folder)
         counts = {"total": self.total, "binary": self.binary, "unreadable": self.unreadable}
-        return {"lines": self.lines, "left": left, **counts}
+        return {"lines": self.lines, "left": self.left, **counts}
+
+    def go_on(self) -> None:
+        """There is progress. Raises TimeoutError when the time of the whole search is up."""
+        signal.alarm(SEARCH_SECONDS)
+        if time.monotonic() > self.deadline:
+            raise TimeoutError
 
     def try_file(self, name: str, folder: int) -> None:
         """Search one file, or count it."""
-        signal.alarm(SEARCH_SECONDS)
         try:
+            self.go_on()
             self.file(name, name.rpartition("/")[2], folder)
+        except TimeoutError:  # not searched, or not to its end
+            self.left += 1
         except (OSError, ToolError):
             self.unreadable += 1
 
@@ -4430,7 +4445,7 @@ class Search:
         hits, search = [], self.wanted.search
         for count, at in enumerate(range(len(lines)) if near is None else near):
             if count % HEARTBEAT_LINES == 0:
-                signal.alarm(SEARCH_SECONDS)
+                self.go_on()
             if search(lines[at]):
                 hits.append(at)
         if self.count_only(len(hits)):
@@ -4825,6 +4840,8 @@ class FileTools:
         if kind not in ("file", "folder"):
             raise ToolError(f"{path} is a {kind}, no regular file")
         if kind == "file":
+            if not self.may_show(name, workspace.relative(root)):
+                raise OutsideError(f"a rule of the user denies {path}")
             return [workspace.relative(root)], Listing()
         listing = workspace.walk(root)
         found = listing.names
@@ -5140,7 +5157,8 @@ class Miss:
     def why(self, name: str) -> str:
         """The error, with the region most like `old`."""
         head = f"old does not occur in {name}"
-        numbers = [re.match(r"\s*\d+[:\t|] ?(.*)", line) for line in self.old.split("\n")]
+        lines = self.old.removesuffix("\n").split("\n")
+        numbers = [re.match(r"\s*\d+[:\t|] ?(.*)", line) for line in lines]
         if all(numbers):
             head += ": its lines begin with the line number of read_file; leave that out"
             self.old = "\n".join(found[1] for found in numbers if found)
@@ -5743,7 +5761,7 @@ class PageText:
             self.parts += [" | "] if self.row else []
             self.row += 1
         elif tag == "a":
-            self.links.append((attrs.get("href") or "", len(self.parts)))
+            self.links = [(attrs.get("href") or "", len(self.parts))]  # one in another ends that
         elif tag in BLOCKS:
             self.row = 0 if tag in ("tr", "table") else self.row
             self.end_line(apart=tag in APART)
@@ -6971,6 +6989,7 @@ class Agent:
             raise UsageError(f"mode {self.mode} only reads: /mode ask, then /undo")
         at = next((at for at in turns[first - 1 :] if self.is_prompt(at)), 0)
         gone = self.transcript.messages[at:] if at else []
+        compacted = not all(map(self.is_prompt, turns[first - 1 : first]))
         kept_as = self.keep_copy() if gone else ""
         kept = self.restore_all(changes, report)
         for line in self.not_undone(gone):
@@ -6979,7 +6998,7 @@ class Agent:
             report(f"the conversation before is kept as session {kept_as}")
             self.transcript.replace(self.transcript.messages[:at])
             self.client.forget_projection()
-        if not all(map(self.is_prompt, turns[first - 1 : first])):
+        if compacted:
             self.notes.append("[note: the user undid the file changes of the last turns]")
             report("messages that were compacted stay")
         del turns[first - 1 :]
@@ -7144,7 +7163,8 @@ def read_agents_md(workspace: Workspace) -> str:
             continue
         try:
             place = Workspace(folder, {})
-            data = place.read(place.root / "AGENTS.md")[:left]
+            with open(place.open_file(place.root / "AGENTS.md"), "rb") as file:
+                data = file.read(left)
         except (ToolError, OSError):
             continue
         left -= len(data)
@@ -7219,7 +7239,7 @@ class Screen:
     def line(self, text: str) -> None:
         """One whole line beside the model's text."""
         self.end_line()
-        self.write(self.err, text + "\n")
+        self.write(self.err, visible(text) + "\n")
 
     def end_line(self) -> None:
         """Finish the line of streamed text."""
@@ -7335,7 +7355,7 @@ class Person:
     def ask(self, question: Question) -> str | None:
         """Show a question and read the answer; None at the end of input."""
         self.draft += drain(self.stdin)
-        text = visible(question.text)
+        text = question.text
         if question.name:
             text = f"{question.name}: {text}" if "\n" not in text.strip() else text.rstrip("\n")
         reason = f" ({question.reason})" if question.reason else ""
@@ -7343,7 +7363,7 @@ class Person:
         body = f"{text}\n{verb} this{reason}" if question.name else text.rstrip("? \n")
         end = "? [y/n] " if question.kind == "approve" else "? "
         self.screen.end_line()
-        self.screen.write(self.screen.err, body + end)
+        self.screen.write(self.screen.err, visible(body) + end)
         answer = self.read_line()
         pasted = drain(self.stdin)
         if pasted and question.kind == "approve":  # more than one line at once is no answer
@@ -7465,7 +7485,7 @@ class Repl:
                 self.shell(text[1:].strip())
             elif text:
                 self.turn(text)
-        except AgentError as error:
+        except (AgentError, OSError) as error:
             self.screen.line(f"agent: {visible(str(error))}")
         except KeyboardInterrupt as stop:
             self.cancelled(exit_code_of(stop))
@@ -7612,8 +7632,8 @@ def show_sessions(folder: Path, screen: Screen) -> None:
     entries, notices = list_sessions(folder)
     for entry in entries:
         age = age_text(time.time() - entry.updated)
-        row = f"{entry.id}  {age:>4}  {entry.messages:>4}  {visible(entry.title)}"
-        screen.write(screen.out, row + "\n")
+        row = f"{entry.id}  {age:>4}  {entry.messages:>4}  {entry.title}"
+        screen.write(screen.out, visible(row) + "\n")
     for notice in notices:
         screen.line(f"agent: {notice}")
     if not entries:

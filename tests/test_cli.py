@@ -959,6 +959,37 @@ def test_a_fork_leaves_the_old_session_alone(run_agent, workspace, words):
     assert (len(body["messages"]), body["id"], prompts(body)[0]) == (5, new.stem, "first?")
 
 
+def as_bare_repository(folder: Path) -> None:
+    """Make a folder a bare repository of its own, in which nothing is tracked."""
+    for name in ("objects", "refs"):
+        (folder / name).mkdir()
+    (folder / "HEAD").write_text("ref: refs/heads/main\n")
+    (folder / "config").write_text("[core]\n\tbare = false\n\tworktree = .\n")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda folder: None, id="git tells"),
+        pytest.param(lambda folder: (folder / ".git/index").write_bytes(b"x"), id="no index"),
+        pytest.param(lambda folder: (folder / ".git/HEAD").write_bytes(b""), id="no head"),
+        pytest.param(lambda folder: as_bare_repository(folder / ".agent"), id="a bare one inside"),
+    ],
+)
+def test_a_session_that_may_have_come_with_the_repository_needs_a_human(
+    run_agent, workspace, damage
+):
+    put_session(workspace, OLDER, talk("evil?", "evil."))
+    for words in (["init", "-q"], ["add", "-f", ".agent"]):
+        subprocess.run(["git", *words], cwd=workspace, check=True)
+    damage(workspace)
+    with FlakyServer(["hello"]) as server:
+        done = run_agent("--yes", "--resume", "go on", server=server)
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+    assert prompts(server.requests[0]) == ["go on"]
+    assert OLDER in done.stderr and "human" in done.stderr
+
+
 def test_sessions_are_listed_without_a_key(run_agent, workspace):
     put_session(workspace, OLDER, talk("paint it red", "done"))
     put_session(workspace, NEWER, talk("paint it blue", "done"))

@@ -6,7 +6,9 @@ is found must be the same with each of them, and the same as a straightforward r
 `re` on each line, and git itself for what is ignored.
 """
 
+import fnmatch
 import os
+import random
 import re
 import shutil
 import signal
@@ -1473,10 +1475,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(3, id="a third"), pytest.param(1, id="all", marks=pytest.mark.long)],
+    params=[pytest.param(9, id="a ninth"), pytest.param(1, id="all", marks=pytest.mark.long)],
 )
 def searches(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """Every third regex, or all; each with and without regard to case."""
+    """Every ninth regex, or all; each with and without regard to case."""
     return [search for at, search in enumerate(SEARCHES) if at // 2 % request.param == 0]
 
 
@@ -1618,7 +1620,7 @@ def end(model: Model | None) -> None:
 MANY_REGEXES = st.lists(RANDOM_REGEXES.filter(compiles), min_size=1, max_size=4, unique=True)
 
 
-@settings(max_examples=60, **ANY)
+@settings(max_examples=25, **ANY)
 @given(files=RANDOM_FILES, regexes=MANY_REGEXES)
 def test_random_regexes_find_the_same_with_rg_without_it_and_in_the_reference(
     agree: Callable[..., None], files: dict[str, list[str]], regexes: list[str]
@@ -1709,3 +1711,121 @@ def test_a_regex_and_a_name_that_look_like_options_are_none(
     assert [found(text)[-1] for text in texts] == [
         f"-l:{n}:{text} x" for n, text in enumerate(DASHES, 1)
     ], last
+
+
+# -- what hostile repositories and odd trees have met
+
+
+def promisor(program: Path, worktree: str) -> str:
+    """A configuration by which git would run a program to get what is missing."""
+    return (
+        f"[core]\n\trepositoryformatversion = 1\n\tbare = false\n\tworktree = {worktree}\n"
+        f'\tsshCommand = "{program}"\n[extensions]\n\tpartialClone = origin\n'
+        '[remote "origin"]\n\turl = ssh://h/x\n\tpromisor = true\n'
+    )
+
+
+def lacking(folder: Path, config: str) -> Path:
+    """Make a repository that lacks the .gitignore of a folder; its .git."""
+    write(folder, {"a.py": "k\n", "d/.gitignore": "*.o\n", "d/b.py": "k\n"})
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "x")
+    git(folder, "update-index", "--skip-worktree", "d/.gitignore")
+    lost = git(folder, "rev-parse", ":d/.gitignore").strip()
+    (folder / ".git/objects" / lost[:2] / lost[2:]).unlink()
+    (folder / "d/.gitignore").unlink()
+    write(folder, {"d/new.py": "k\n"})  # for this git wants to know the list
+    (folder / ".git/config").write_text(config)
+    return folder / ".git"
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["the repository", "a bare one inside"])
+def test_a_search_lets_git_fetch_nothing_that_is_missing(
+    workspace: Path, tmp_path: Path, inner: bool
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\n/usr/bin/touch {tmp_path}/ran\n")
+    program.chmod(0o755)
+    docs = workspace / "docs" if inner else workspace
+    made = lacking(docs, promisor(program, "." if inner else ".."))
+    if inner:
+        for path in made.iterdir():
+            path.rename(docs / path.name)
+        made.rmdir()
+        git(workspace, "init", "-q")
+    where = {"path": "docs"} if inner else {}
+    calls = [("list_files", where), ("grep", {"regex": "^k", **where}), ("list_files", {})]
+    texts = use(workspace, [*calls, ("read_file", {"path": "a.pyy"})])
+    front = "docs/" if inner else ""
+    assert set(found(texts[1])) >= {f"{front}a.py:1:k", f"{front}d/b.py:1:k"}
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.long
+def test_a_pipe_as_the_list_of_what_is_ignored_does_not_hold_the_search(
+    run_agent: Callable[..., Any], workspace: Path
+) -> None:
+    git(workspace, "init", "-q")
+    write(workspace, {"a.txt": "k\n"})
+    os.mkfifo(workspace / ".gitignore")
+    calls = [{"name": "list_files", "arguments": {}}, {"name": "grep", "arguments": {"regex": "k"}}]
+    with FlakyServer([{"calls": calls}, "done"]) as server:
+        run_agent("go", server=server, timeout=30)
+    listed, searched = results(server.requests[-1])
+    assert (found(listed), found(searched)) == (["a.txt"], ["a.txt:1:k"])
+
+
+def test_a_match_across_the_edge_of_a_block_is_found_once_with_its_number(workspace: Path) -> None:
+    line = b"y" * (32_000_000 - 3) + b"NEEDLE" + b"y" * 100
+    write(workspace, {"f": line + b"\nlast NEEDLE\n"})
+    lines = found(ask(workspace, "grep", regex="NEEDLE"))
+    assert [line.split(":")[1] for line in lines] == ["1", "2"]
+    assert "yNEEDLEy" in lines[0] and lines[1] == "f:2:last NEEDLE"
+
+
+def test_binary_files_are_counted_alike_with_and_without_rg(
+    workspace: Path, paths: dict[str, str]
+) -> None:
+    write(workspace, {f"{n:03}.txt": f"needle {n}\n" if n % 50 == 0 else "-\n" for n in range(300)})
+    write(workspace, {f"{n}.bin": b"\0\1\2" for n in range(3)} | {"n.bin": b"\0needle"})
+    calls = [("grep", {"regex": regex}) for regex in ("needle", "NEEDLE", "absent", "need.e")]
+    calls += [("grep", {"regex": "NEEDLE", "ignore_case": True})]
+    texts = [use(workspace, calls, paths[name]) for name in ("rg", "git")]
+    assert texts[0] == texts[1]
+    assert [counted(text, "binary") for text in texts[0]] == [1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("path", ["rg", "git"])
+def test_a_comment_in_a_regex_is_no_text_and_what_it_ends_may_be_missing(
+    workspace: Path, paths: dict[str, str], path: str
+) -> None:
+    write(workspace, {f"{n}": "hay\n" for n in range(300)} | {"f": "xa\n", "g": "zz\n"})
+    calls = [("grep", {"regex": regex}) for regex in ("xab(?#x)?", "xa(?#y)|zz", "x(?#b)a")]
+    texts = use(workspace, calls, paths[path])
+    assert [found(text) for text in texts] == [["f:1:xa"], ["f:1:xa", "g:1:zz"], ["f:1:xa"]]
+
+
+def test_a_pattern_with_many_stars_ends_at_once(
+    run_agent: Callable[..., Any], workspace: Path
+) -> None:
+    write(workspace, {"a" * 200: "k\n"})
+    patterns = ("*a*a*a*a*a*b", "*a*a*a*a*a*a", "*aa*a?*[a]*aaa*b", "*a*a*/*a*a*a*b")
+    calls = [{"name": "list_files", "arguments": {"pattern": pattern}} for pattern in patterns]
+    with FlakyServer([{"calls": calls}, "done"]) as server:
+        run_agent("go", server=server, timeout=20)
+    listed = [found(text) for text in results(server.requests[-1])]
+    assert listed == [[], ["a" * 200], [], []]
+
+
+def test_random_patterns_mean_what_fnmatch_says(workspace: Path) -> None:
+    chance = random.Random(1)
+    names = sorted({"".join(chance.choices("ab.", k=chance.randint(1, 7))) for _ in range(150)})
+    names = [name for name in names if name.strip(".")]
+    pieces = ["*", "*", "?", "a", "b", ".", "[ab]", "[!a]"]
+    patterns = {"".join(chance.choices(pieces, k=chance.randint(1, 7))) for _ in range(200)}
+    write(workspace, dict.fromkeys(names, ""))
+    with closing(Model(workspace)) as model:
+        texts = model.use(("list_files", {"pattern": pattern}) for pattern in sorted(patterns))
+    for pattern, text in zip(sorted(patterns), texts, strict=True):
+        assert found(text) == fnmatch.filter(names, pattern), pattern

@@ -7,6 +7,7 @@ line and answers whatever is asked until the prompt is there again.
 import json
 import os
 import re
+import resource
 import signal
 import stat
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from conftest import inside, prompts, results, session_files, until
 
-from agent import Settings, build_agent, problems
+from agent import Settings, build_agent, problems, resume_session
 from flaky_server import FlakyServer
 
 ENVIRON = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": "/nonexistent"}
@@ -707,3 +708,200 @@ def test_a_file_too_large_to_keep_is_not_changed_or_named(
     lost = [name for name, data in files.items() if data != b"needle\n" + tail]
     assert (workspace / "small.txt").read_text() == "needle\n"
     assert [name for name in lost if name not in shown] == []
+
+
+# -- what an undo met where things had gone wrong before -----------------------------------------
+
+
+def test_a_write_that_failed_is_no_change_of_the_user(
+    terminal: Any, run_agent: Any, workspace: Path
+) -> None:
+    (workspace / "f").write_text("old\n")
+    small = ("bash", "-c", 'ulimit -f 100; exec "$@"', "bash")
+    with FlakyServer([edit("old", "new"), write("x" * 200_000), "done"]) as server:
+        env = {"PYTHONDONTWRITEBYTECODE": "1"}  # the limit would cut it
+        run_agent("--yes", "go", server=server, under=small, env=env)
+    assert results(server.requests[-1])[1].startswith("error: ")
+    assert "[y/n" not in resumed(terminal, "/undo")
+    assert (workspace / "f").read_text() == "old\n"
+
+
+def test_a_write_that_was_killed_before_it_began_is_no_change_of_the_user(
+    terminal: Any, workspace: Path
+) -> None:
+    (workspace / "f").write_text("old\n")
+    [ident] = turns(workspace, [edit("old", "new")])
+    journal = workspace / ".agent" / "undo" / ident / "journal"
+    row = json.loads(journal.read_text())
+    announced = row | {"before": row["after"], "after": "0" * len(row["after"])}
+    journal.write_text(json.dumps(row) + "\n" + json.dumps(announced) + "\n")
+    assert "[y/n" not in resumed(terminal, "/undo")
+    assert (workspace / "f").read_text() == "old\n"
+
+
+def test_on_a_full_disk_nothing_is_undone_and_that_is_said(terminal: Any, workspace: Path) -> None:
+    (workspace / "f").write_text("old\n")
+    with FlakyServer([edit("old", "new"), "done", "PONG"]) as server:
+        screen = begin(terminal, server)
+        say(screen, "change it")
+        resource.prlimit(screen.process.pid, resource.RLIMIT_FSIZE, (0, 0))
+        shown = say(screen, "/undo")
+        say(screen, "ping")
+        leave(screen)
+    assert "File too large" in shown and "nothing was undone" in shown
+    assert (workspace / "f").read_text() == "new\n"
+    assert "change it" in prompts(server.requests[-1])[0]
+
+
+def test_a_journal_that_can_not_be_written_is_said_and_the_file_restored(
+    terminal: Any, workspace: Path
+) -> None:
+    (workspace / "f").write_text("old\n")
+    [ident] = turns(workspace, [edit("old", "new")])
+    folder = workspace / ".agent" / "undo" / ident
+    (folder / "journal.tmp" / "x").mkdir(parents=True)  # Works as a read-only folder for root too.
+    shown = resumed(terminal, "/undo")
+    assert re.search("journal could not be written: .*directory", shown)
+    assert (workspace / "f").read_text() == "old\n"
+
+
+def changed_session(folder: Path, **keys: object) -> None:
+    """Change what is in the header of the only session."""
+    [path] = session_files(folder)
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def test_turns_of_which_the_first_was_compacted_are_undone_together(
+    terminal: Any, workspace: Path
+) -> None:
+    (workspace / "f").write_text("old\n")
+    turns(workspace, [edit("old", "new")], [batch(bash("echo x > g"), edit("new", "newer"))])
+    [path] = session_files(workspace)
+    begins = json.loads(path.read_text())["turns"]
+    changed_session(workspace, turns=[0, begins[1]])
+    with FlakyServer(["PONG"]) as server:
+        screen = begin(terminal, server, "--resume")
+        shown = say(screen, "/undo 2")
+        say(screen, "ping")
+        leave(screen)
+    assert (workspace / "f").read_text() == "old\n"
+    assert re.search("not undone: .*echo x > g", shown) and "compacted" in shown
+    sent = json.dumps(server.requests[-1]["messages"])
+    assert ("prompt 1" in sent, "prompt 2" in sent) == (True, False)
+
+
+def test_after_a_no_the_next_undo_asks_again(terminal: Any, workspace: Path) -> None:
+    (workspace / "f").write_text("old\n")
+    turns(workspace, [edit("old", "new")])
+    (workspace / "f").write_text("mine\n")
+    with FlakyServer([]) as server:
+        screen = begin(terminal, server, "--resume")
+        first = say(screen, "/undo", "n")
+        assert (workspace / "f").read_text() == "mine\n"
+        second = say(screen, "/undo", "y")
+        leave(screen)
+    assert ["[y/n" in shown for shown in (first, second)] == [True, True]
+    assert (workspace / "f").read_text() == "old\n"
+
+
+def test_what_a_no_left_is_undone_after_a_resume_and_nothing_stays_for_diff(
+    terminal: Any, workspace: Path
+) -> None:
+    (workspace / "f").write_text("old\n")
+    turns(workspace, [edit("old", "new")])
+    (workspace / "f").write_text("mine\n")
+    resumed(terminal, "/undo", answer="n")
+    with FlakyServer([]) as server:
+        screen = begin(terminal, server, "--resume")
+        say(screen, "/undo", "y")
+        shown = say(screen, "/diff")
+        leave(screen)
+    assert (changes(shown), (workspace / "f").read_text()) == ([], "old\n")
+
+
+def test_a_change_of_an_empty_file_is_undone_where_nothing_is_kept(
+    terminal: Any, workspace: Path
+) -> None:
+    (workspace / "f").touch()
+    with FlakyServer([write("x\n"), "done"]) as server:
+        screen = begin(terminal, server, "--no-session")
+        say(screen, "change it")
+        say(screen, "/undo")
+        leave(screen)
+    assert (workspace / "f").read_bytes() == b""
+
+
+def test_a_line_that_a_kill_has_torn_does_not_swallow_the_next(
+    terminal: Any, workspace: Path
+) -> None:
+    [ident] = turns(workspace, [write("x\n", "made")])
+    with (workspace / ".agent" / "undo" / ident / "journal").open("a") as journal:
+        journal.write('{"turn": 1, "call": "x", "path": "nf')
+    with FlakyServer([write("y\n", "next"), "done"]) as server:
+        screen = begin(terminal, server, "--resume")
+        say(screen, "go on")
+        leave(screen)
+    resumed(terminal, "/undo")
+    assert list(snapshot(workspace)) == ["made"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_that_a_command_removed_comes_back_to_its_owner(
+    terminal: Any, workspace: Path
+) -> None:
+    (workspace / "f").write_text("old\n")
+    os.chown(workspace / "f", 1234, 2345)
+    undone(terminal, workspace, edit("old", "new"), bash("rm f"), answer="y")
+
+
+def odd_folders(journal: Path) -> None:
+    """Give what is no name as the name of a folder that was made."""
+    journal.write_text(json.dumps(json.loads(journal.read_text()) | {"folders": [1, None]}) + "\n")
+
+
+def a_pipe(path: Path) -> None:
+    """A pipe in place of a file."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(odd_folders, id="folders that are numbers"),
+        pytest.param(a_pipe, id="a pipe as journal"),
+        pytest.param(
+            lambda journal: [
+                a_pipe(image) for image in journal.parent.iterdir() if image != journal
+            ],
+            id="pipes as images",
+        ),
+    ],
+)
+def test_an_odd_journal_ends_neither_the_undo_nor_the_agent(
+    terminal: Any, workspace: Path, damage: Callable[[Path], object]
+) -> None:
+    (workspace / "f").write_text("old\n")
+    [ident] = turns(workspace, [edit("old", "new")])
+    damage(workspace / ".agent" / "undo" / ident / "journal")
+    resumed(terminal, "/undo", answer="y")
+    assert (workspace / "f").read_text() in ("old\n", "new\n")
+
+
+@pytest.mark.parametrize("begins", [["x"], [None], [1.5], [[1]]], ids=str)
+def test_turns_that_begin_nowhere_do_not_end_the_agent(workspace: Path, begins: list[Any]) -> None:
+    (workspace / "f").write_text("old\n")
+    turns(workspace, [edit("old", "new")])
+    changed_session(workspace, turns=begins)
+    session, _ = resume_session(workspace / ".agent" / "sessions", "")
+    agent = build_agent(
+        Settings(
+            base_url="http://127.0.0.1:9/v1", model="m", mode="auto", workspace=str(workspace)
+        ),
+        session=session,
+    )
+    try:
+        agent.undo(1, lambda line: None)
+    finally:
+        agent.close()
+    assert (workspace / "f").read_text() == "old\n"
