@@ -7,6 +7,7 @@ barriers that only open when all have come, never by the clock.
 """
 
 import ast
+import asyncio
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from typing import Any
 import pytest
 from conftest import results, session_files, until
 
-from agent import Settings, build_agent, problems, tool
+from agent import Settings, build_agent, mend_object, problems, tool
 from flaky_server import FlakyServer
 
 PATIENCE = 30  # Seconds after which something hangs.
@@ -1107,3 +1108,162 @@ def test_ctrl_c_ends_the_program_while_pages_are_on_their_way(
     texts = results({"messages": saved})
     assert problems(saved) == [] and len(texts) == 3
     assert [text for text in texts if not STOPPED.search(text)] == []
+
+
+# -- the edges of what is read and repaired ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["```json\r\n{}\r\n```", "```{}```", "```json {}```", "\r\n```\r\n{}\r\n```\r\n"],
+)
+def test_a_fence_may_stand_on_one_line_or_end_its_lines_with_crlf(
+    workspace: Path, go: Callable[..., Run], form: str
+) -> None:
+    arguments = {"path": "f", "content": "```\r\na\r\n```\n"}
+    run = go(call("write_file", form.replace("{}", json.dumps(arguments))))
+    assert (contents(workspace), run.calls) == (
+        {"f": arguments["content"].encode()},
+        [("write_file", arguments)],
+    )
+
+
+@pytest.mark.parametrize(
+    "raw",
+    ['{"text": "a", "n": 1e999,}', "{'text': 'a', 'n': 1e999}", "{'text': 'a', 'n': -1e999,}"],
+)
+def test_a_number_without_end_is_not_repaired(go: Callable[..., Run], raw: str) -> None:
+    run = go(call("echo", raw), extra=[echo])
+    (result,) = run.results
+    assert result.startswith("error: ") and run.status == "done"
+    assert "Infinity" not in json.dumps(run.messages)
+
+
+AMBIGUOUS = {
+    "literals side by side": r'{"regex": "print("")"}',
+    "more of them": r'{"regex": "foo(""bar"")"}',
+    "two literals": """{'regex': '*.py' '*.js'}""",
+    "a key twice": "{'path': 'a', 'path': 'b'}",
+    "hex": r'{"path": "caf\xe9.txt"}',
+    "a quote of Python": r'{"path": "it\'s.txt"}',
+    "a newline beside a wrong one": r'{"path": "C:\new", "regex": "\d"}',
+    "a tab beside a wrong one": r'{"regex": "\d", "path": "a\tb"}',
+}
+
+
+@pytest.mark.parametrize("raw", AMBIGUOUS.values(), ids=AMBIGUOUS)
+def test_what_has_two_readings_is_not_repaired(raw: str) -> None:
+    assert mend_object(raw) is None
+
+
+@pytest.mark.parametrize("text", [r"\d", r"(x)\1", r"C:\Users\x", r"C:\Dir\x", r"a\ b\w"])
+def test_a_backslash_with_one_reading_is_repaired(text: str) -> None:
+    assert mend_object(f'{{"regex": "{text}"}}') == {"regex": text}
+    assert mend_object(r'{"regex": "\\.\w", "path": "' + text + '",}') == {
+        "regex": r"\.\w",
+        "path": text,
+    }
+
+
+@pytest.mark.parametrize("raw", ["1.10", "1e5", "12345678901234567890.5", "true", "false"])
+def test_a_value_that_may_have_been_written_otherwise_is_no_text(
+    workspace: Path, go: Callable[..., Run], raw: str
+) -> None:
+    run = go(call("write_file", f'{{"path": "f", "content": {raw}}}'))
+    assert contents(workspace) == {}
+    assert re.match("error: .*content", run.results[0])
+
+
+def test_a_whole_number_is_a_text_where_one_is_wanted(
+    workspace: Path, go: Callable[..., Run]
+) -> None:
+    go(call("write_file", {"path": "f", "content": 12345678901234567890}))
+    assert contents(workspace) == {"f": b"12345678901234567890"}
+
+
+class Odd(BaseException):
+    """What no tool should raise."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [GeneratorExit, asyncio.CancelledError, Odd])
+def test_a_tool_that_ends_by_an_odd_exception_beside_others_has_failed(
+    go: Callable[..., Run], error: Any
+) -> None:
+    @tool(needs="read")
+    def odd(n: int) -> str:
+        """Raise.
+
+        n: 0 for an error
+        """
+        if n == 0:
+            raise error("gone")
+        return f"fine {n}"
+
+    run = go(calls(*(("odd", {"n": n}) for n in range(3))), extra=[odd])
+    assert (run.status, run.results[1:]) == ("done", ["fine 1", "fine 2"])
+    assert run.results[0].startswith("error: ")
+    told = [data["status"] for kind, data in run.events if kind == "tool_result"]
+    assert told == ["error", "ok", "ok"]
+
+
+def test_ctrl_c_leaves_a_lone_call_of_the_net_behind(go: Callable[..., Run]) -> None:
+    release, threads = threading.Event(), []
+
+    @tool(needs="net")
+    def hang(url: str) -> str:
+        """Wait, deaf to Ctrl-C like a search for a name.
+
+        url: where
+        """
+        threads.append(threading.current_thread())
+        interrupt()
+        try:
+            release.wait(PATIENCE)
+        except KeyboardInterrupt:
+            release.wait(2)
+        return "LATE"
+
+    run = go(call("hang", {"url": "http://h.example/"}), extra=[hang], network=True)
+    assert (run.status, threads[0].is_alive()) == ("cancelled", True)
+    assert threads[0] is not threading.main_thread()
+    release.set()
+    threads[0].join(PATIENCE)
+    assert "LATE" not in json.dumps(run.messages)
+
+
+def test_ctrl_c_ends_the_fetch_of_one_silent_page(
+    workspace: Path, start_agent: Callable[..., Any], waiting: Callable[[int], Any]
+) -> None:
+    site = waiting(9)
+    with FlakyServer([call("fetch_url", {"url": f"{site.url}/0"}), "done"]) as server:
+        rule = ("--allow", "fetch_url http://127.0.0.1:*")
+        process = start_agent("-p", "go", *rule, server=server)
+        until(lambda: len(site.arrived) == 1 or process.poll() is not None)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130, process.stderr.read()
+
+
+def test_calls_run_also_where_no_thread_can_be_started(go: Callable[..., Run]) -> None:
+    seen = []
+
+    @tool(needs="read")
+    def where(n: int) -> str:
+        """Say it again.
+
+        n: which
+        """
+        seen.append(threading.current_thread())
+        threading.stack_size(0)
+        return f"{n}"
+
+    def no_room(kind: str, **data: Any) -> None:
+        if kind == "tool_use":
+            threading.stack_size(1 << 46)  # more than there is
+
+    try:
+        run = go(calls(*(("where", {"n": n}) for n in range(3))), extra=[where], emit=no_room)
+    finally:
+        threading.stack_size(0)
+    assert (run.status, run.results) == ("done", ["0", "1", "2"])
+    assert seen[0] is threading.main_thread()

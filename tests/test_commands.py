@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 from conftest import NAP, alive, children, nothing_runs_in, processes, results, until
 
-from agent import Settings, build_agent
+from agent import Capture, CommandHost, Settings, build_agent, plain_text
 from flaky_server import FlakyServer
 
 ENVIRON = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": "/nonexistent"}
@@ -1035,3 +1036,72 @@ def test_a_wrong_list_of_names_is_named(run_agent, home, config):
     with FlakyServer([]) as server:
         done = run_agent("hi", server=server)
     assert (done.returncode, "env_keep" in done.stderr, server.requests) == (2, True, [])
+
+
+# -- what is left of a host, a line and a letter
+
+
+def test_a_host_that_is_killed_between_commands_leaves_no_job(play):
+    def kill(request: dict) -> str:
+        host = int(results(request)[0].split()[0])
+        sleepers()
+        os.kill(host, signal.SIGKILL)
+        until(lambda: host not in children())
+        return "done"
+
+    play(f"setsid {SLEEP} & disown; echo $PPID", kill)
+    assert gone()
+
+
+@pytest.mark.parametrize("begin", [r"\033]0;title", r"\033Ptext", r"\033Xtext", r"\033_text"])
+def test_an_escape_without_end_takes_nothing_but_its_line(shell, begin):
+    text, _ = shell(f"printf 'a{begin}\\nFATAL at line 3\\nlast\\n'")
+    assert text == "a\nFATAL at line 3\nlast\n[exit code 0]"
+
+
+def test_many_backspaces_are_taken_out_in_time():
+    began = time.monotonic()
+    assert plain_text("keep\n" + "a" * 48_000 + "\b" * 48_000 + "done\n") == "keep\ndone\n"
+    assert time.monotonic() - began < 10
+
+
+@pytest.fixture(scope="module")
+def latin1(tmp_path_factory) -> dict[str, str]:
+    """The environment of a user whose locale is not UTF-8."""
+    folder = tmp_path_factory.mktemp("locales")
+    name = "en_US.ISO-8859-1"
+    command = ["localedef", "-c", "-i", "en_US", "-f", "ISO-8859-1", str(folder / name)]
+    if not shutil.which(command[0]) or subprocess.run(command, capture_output=True).returncode > 1:
+        pytest.skip("needs localedef and its sources")
+    return {"LOCPATH": str(folder), "LC_ALL": name}
+
+
+def test_a_command_may_hold_letters_that_the_locale_does_not_know(play, latin1):
+    first, second = play("printf '😀' | od -An -tx1", "echo $PPID", environ=latin1)
+    assert (first, last_line(second)) == (" f0 9f 98 80\n[exit code 0]", "[exit code 0]")
+
+
+@pytest.mark.parametrize("environ", [{}, {"LC_ALL": "C"}], ids=["UTF-8", "C"])
+def test_a_nul_in_a_command_does_not_end_the_host(workspace, environ):
+    texts = []
+    host = CommandHost(workspace, ENVIRON | environ)
+    try:
+        for command in ("echo \0 x", "printf '😀'; echo $PPID"):
+            capture = Capture(None)
+            code, _ = host.run(command, 20, capture, lambda data: None)
+            texts.append((code, capture.text(), host.process.poll()))
+    finally:
+        host.close()
+    assert [(code, ended) for code, _, ended in texts][1] == (0, None)
+    assert texts[1][1].startswith("😀")
+
+
+def test_a_letter_that_comes_in_two_parts_is_shown_whole(terminal):
+    with FlakyServer([]) as server:
+        screen = terminal(server=server)
+        screen.prompt()
+        halves = (
+            r"printf 'caf\303'; sleep 0.3; printf '\251 \360\237'; sleep 0.3; printf '\230\200\n'"
+        )
+        assert "café 😀" in answer(screen, f"!{halves}")
+        leave(screen)

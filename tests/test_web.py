@@ -4,6 +4,7 @@ The site is a raw server on 127.0.0.1: a page is the bytes of its answer, a func
 connection, or a list of both, one for each request. The tools get it named by the user.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -25,7 +26,7 @@ import pytest
 from conftest import ROOT, results
 from ddgs.exceptions import DDGSException, RatelimitException, TimeoutException
 
-from agent import Settings, ToolError, WebTools, build_agent, is_public, plain_html
+from agent import Settings, ToolError, WebTools, build_agent, html_to_text, is_public, plain_html
 from flaky_server import FlakyServer
 
 ENVIRON = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": "/nonexistent"}
@@ -1140,3 +1141,181 @@ def test_the_package_is_asked_when_the_model_searches(
     (text,) = results(server.requests[-1])
     assert inside(text) == "T\nhttps://x.example/\nB"
     assert json.loads((workspace / "asked.json").read_text()) == ["two words", 3]
+
+
+# -- an address is read in one way ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("odd", ["\\", " ", "\t", "\n", "\x1f", "\x7f", "\u2028"])
+def test_an_address_with_an_odd_character_is_refused_before_anything_is_sent(
+    site: Site, odd: str
+) -> None:
+    for url in (f"{site.url}{odd}@127.0.0.1:{site.port}/x", f"{site.url}/a{odd}b"):
+        assert re.match(r"(?s)error: .* not an http or https address", fetch(url))
+    assert site.seen == []
+
+
+# Two public addresses that lead to nobody but this process; only one of them was judged.
+JUDGED = """
+import socket, subprocess, threading
+for step in ("link set lo up", "addr add 93.184.216.34/32 dev lo"):
+    subprocess.run(["ip", *step.split()], check=True)
+from agent import ToolError, checked_session
+server = socket.create_server(("93.184.216.34", 8099))
+def serve():
+    connection, _ = server.accept()
+    request = connection.recv(65536)
+    if request:
+        print("sent", flush=True)
+    connection.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n")
+threading.Thread(target=serve, daemon=True).start()
+try:
+    with checked_session({"93.184.216.35": False}, []) as session:
+        session.get("http://93.184.216.34:8099/", timeout=5)
+except ToolError as error:
+    print("refused")
+"""
+
+
+def test_a_connection_goes_only_to_a_host_that_was_judged() -> None:
+    command = ["unshare", "-rn"]
+    if subprocess.run([*command, "ip", "link"], capture_output=True).returncode:
+        pytest.skip("needs unshare, ip and user namespaces")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, sys.executable, "-c", JUDGED], env=environ, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("refused\n", "")
+
+
+SPELLINGS = [
+    "HTTP://localhost:{}/x",
+    "http://LocalHost:{}/x",
+    "http://user@localhost:{}/x",
+    "http://user:pass@LOCALHOST:{}/x",
+]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_rule_for_an_address_holds_for_every_spelling_of_it(
+    tmp_path: Path, site: Site, spelling: str
+) -> None:
+    url = spelling.format(site.port)
+    rules = {"deny": ("fetch_url http://localhost*",), "fetch_hosts": ("localhost", "127.0.0.1")}
+    site.pages["/"] = moved(url)
+    texts = told(tmp_path, ("fetch_url", {"url": url}), ("fetch_url", {"url": site.url}), **rules)
+    assert ["rule" in text and "den" in text for text in texts] == [True, True], texts
+    assert site.seen == ["/"]
+
+
+def test_a_host_is_named_in_capitals_too(tmp_path: Path, site: Site) -> None:
+    site.pages["/"] = page("the words", PLAIN)
+    call = ("fetch_url", {"url": f"http://localhost:{site.port}/"})
+    (text,) = told(tmp_path, call, fetch_hosts=("LocalHost",))
+    assert inside(text) == "the words"
+
+
+def test_a_redirect_in_raw_utf8_is_followed(site: Site) -> None:
+    raw = "/café".encode().decode("latin-1")
+    site.pages |= {"/": moved(raw), "/caf%C3%A9": page("the cafe", PLAIN)}
+    assert inside(fetch(f"{site.url}/")) == "the cafe"
+
+
+def test_the_parts_of_several_pages_are_fetched_once(site: Site) -> None:
+    names = ["/a", "/b", "/c"]
+    site.pages |= {name: page(f"{name} " * 9000, PLAIN) for name in names}
+    web = WebTools(("127.0.0.1",))
+    for start in (0, 19500):
+        texts = [inside(web.fetch_url(site.url + name, start)) for name in names]
+        assert [text[:2] in name * 2 for text, name in zip(texts, names, strict=True)] == [True] * 3
+    assert site.seen == names
+
+
+# -- what readers stumble over -------------------------------------------------------------------
+
+
+BIG = {
+    "hidden": "<p>the word</p>" + "<svg>" * 55_000 + "</b>" * 55_000,
+    "links": "<p>the word " + "<a href=x>a</a> " * 80_000,
+}
+
+
+@pytest.mark.parametrize("html", BIG.values(), ids=BIG)
+def test_the_plain_reader_needs_no_more_than_its_time(html: str) -> None:
+    began = time.monotonic()
+    assert "the word" in plain_html(html, "http://h.example/")
+    assert time.monotonic() - began < 12
+
+
+@pytest.mark.parametrize("name", ["punycode", "unicode_escape", "utf-7"])
+def test_an_encoding_that_is_none_of_the_web_is_not_used(site: Site, name: str) -> None:
+    text = r"a+AGE-b-\x41 xn--caf-dma.example bcher-kva"
+    site.pages["/"] = page(text, f"text/plain; charset={name}")
+    assert inside(fetch(f"{site.url}/")) == text
+
+
+APART = """
+import sys
+from agent import html_to_text
+print(html_to_text(sys.stdin.read(), "http://h.example/"))
+print([name for name in sys.modules if name.startswith(("trafilatura", "lxml"))])
+"""
+
+
+def test_pages_are_read_in_another_process() -> None:
+    if importlib.util.find_spec("trafilatura") is None:
+        pytest.skip("trafilatura is not installed")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "-c", APART], input=ARTICLE, env=environ, capture_output=True, text=True
+    )
+    text, _, modules = done.stdout.rstrip("\n").rpartition("\n")
+    assert ("unpack the widget" in text, modules) == (True, "[]")
+
+
+LOST = {
+    "links": (
+        "<main><h1>Index</h1><p>Some intro text which is long enough to be the main content of the"
+        " page.</p><ul>"
+        + "".join(f"<li><a href='/mod/{n}.html'>module number {n}</a></li>" for n in range(9))
+        + "</ul></main>",
+        [f"http://h.example/mod/{n}.html" for n in range(9)],
+    ),
+    "a table of links": (
+        "<h1>Releases</h1><table>"
+        + "".join(f"<tr><td><a href='/{n}.tgz'>v{n}</a></td><td>202{n}</td></tr>" for n in range(9))
+        + "</table>",
+        [f"v{n} (http://h.example/{n}.tgz) | 202{n}" for n in range(9)],
+    ),
+    "code": (
+        "<h1>Index of /</h1><pre>"
+        + "".join(f"<a href='{n}.tgz'>{n}.tgz</a>   2024-01-0{n}  12K\n" for n in range(5))
+        + "</pre>",
+        ["```\n0.tgz", *(f" 2024-01-0{n}  12K\n" for n in range(5))],
+    ),
+}
+
+
+@pytest.mark.parametrize(("html", "kept"), LOST.values(), ids=LOST)
+def test_what_another_reader_would_lose_is_kept(html: str, kept: list[str]) -> None:
+    text = html_to_text(f"<html><body>{html}</body></html>", "http://h.example/")
+    assert [part for part in kept if part not in text] == [], text
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        pytest.param("<pre>a<br>b<br/>  c</pre>", "```\na\nb\n  c\n```", id="breaks in pre"),
+        pytest.param("<pre><div>a</div><div>  b</div></pre>", "```\na\n  b\n```", id="div in pre"),
+        pytest.param(
+            "<base href='http://o.example/x/'><a href='y'>z</a>",
+            "z (http://o.example/x/y)",
+            id="base",
+        ),
+        pytest.param("<nav><a href=x>menu</a><p>the content</p>", "menu the content", id="nav"),
+        pytest.param("<p>see a[<![]]</p>", "see a[", id="declaration"),
+        pytest.param("<p>x <![ y</p>", "x", id="open declaration"),
+    ],
+)
+def test_the_plain_reader_reads_what_is_odd(html: str, expected: str) -> None:
+    assert expected in plain_html(html, "http://h.example/d/")
