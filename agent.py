@@ -2691,21 +2691,24 @@ def connection_reason(error: Exception, endpoint: str) -> str:
 
 
 LOCAL_PROVIDERS = ("ollama", "lmstudio", "llamacpp", "vllm")
-PROBE_SECONDS = 0.3
+PROBE_SECONDS = 1.0  # only what listens and is silent takes so long
 
 
 def find_local_server() -> str:
     """The name of a provider that serves /v1/models on this machine, "" for none; all at once."""
     found: dict[str, list[str]] = {}
 
-    def probe(name: str) -> None:
-        client = Client(Settings(provider=name), lambda kind, **data: None)
+    def probe(client: Client, name: str) -> None:
         try:
             found[name] = client.models()
         except AgentError:
             found[name] = []
 
-    probes = [threading.Thread(target=probe, args=(n,), daemon=True) for n in LOCAL_PROVIDERS]
+    probes = []
+    for name in LOCAL_PROVIDERS:
+        client = Client(Settings(provider=name), lambda kind, **data: None)
+        client.session()  # imports requests, before the clock starts
+        probes.append(threading.Thread(target=probe, args=(client, name), daemon=True))
     deadline = time.monotonic() + PROBE_SECONDS
     for thread in probes:
         thread.start()
