@@ -1244,7 +1244,7 @@ BIG = {
 def test_the_plain_reader_needs_no_more_than_its_time(html: str) -> None:
     began = time.monotonic()
     assert "the word" in plain_html(html, "http://h.example/")
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("name", ["punycode", "unicode_escape", "utf-7"])
