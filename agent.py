@@ -2927,6 +2927,7 @@ class Workspace:
         self.host = CommandHost(self.root, command_environment(environ, env_keep))
         self.withheld = [n for n in KEY_NAMES if n in environ and n not in env_keep]
         self.searcher = Searcher(self.root)
+        self.may_tell: Callable[[str], bool] = lambda path: True  # what a rule hides is not named
 
     def safe_path(self, text: str) -> Path:
         """The real path of what a model named. Raises ToolError outside the root."""
@@ -2998,7 +2999,7 @@ class Workspace:
     def similar(self, path: Path) -> list[str]:
         """Up to five existing paths whose names are like one that does not exist."""
         names: dict[str, str] = {}
-        for found in self.walk(self.root, most=20_000).names:
+        for found in filter(self.may_tell, self.walk(self.root, most=20_000).names):
             names.setdefault(found.rpartition("/")[2], found)
         stem, near = path.name.casefold(), difflib.get_close_matches(path.name, names, 5, 0.6)
         same = [name for name in names if name.casefold() == stem and name not in near]
@@ -3326,7 +3327,10 @@ def new_temporary(folder: int) -> tuple[str, int]:
     while True:
         name = f".{os.urandom(6).hex()}{TEMPORARY}"
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # a disk without locks: there nobody removes leftovers either
+            return name, descriptor
         if os.fstat(descriptor).st_nlink:
             return name, descriptor
         os.close(descriptor)  # another agent took it for a leftover before it was locked
@@ -4232,6 +4236,9 @@ def holding(
     return [name for name in names if name in kept]
 
 
+IDLE_WORKERS = 2  # kept for the next search
+
+
 class Searcher:
     """Our end of the search worker, started at the first search."""
 
@@ -4271,7 +4278,10 @@ class Searcher:
             )
         if not line:
             raise ToolError(f"the search was ended from outside ({code})")
-        self.idle.append(worker)
+        if len(self.idle) < IDLE_WORKERS:
+            self.idle.append(worker)
+        else:
+            self.end(worker)
         answer = dict(json.loads(line))
         if "error" in answer:
             raise ToolError(answer["error"])
@@ -5696,42 +5706,43 @@ def html_to_text(html: str, base: str) -> str:
 
 def plain_html(html: str, base: str = "") -> str:
     """The text of a page by the standard library alone."""
-    from html.parser import HTMLParser
+    from html import unescape
 
     page = PageText(base)
-
-    class Reader(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            page.open(tag, dict(attrs))
-
-        def handle_endtag(self, tag: str) -> None:
+    for found in HTML_PIECE.finditer(html):
+        tag = (found["tag"] or "").lower()
+        if tag and found["end"]:
             page.close(tag)
-
-        def handle_data(self, data: str) -> None:
-            page.add(data)
-
-    reader = Reader(convert_charrefs=True)
-    deadline = time.monotonic() + READER_SECONDS
-    try:
-        for at in range(0, len(html), PIECE_CHARS):
-            reader.feed(html[at : at + PIECE_CHARS])
-            if time.monotonic() > deadline:
-                return without_tags(html)
-        reader.close()
-    except AssertionError:  # of html.parser, about a declaration
-        return without_tags(html)
+        elif tag:
+            link = HREF.search(found["inside"])
+            page.open(tag, unescape(link[1].strip("\"'")) if link else "")
+            if tag in CHROME and found["inside"].endswith("/"):
+                page.close(tag)
+        elif found["text"]:
+            page.add(unescape(found["text"]))
     return page.text() or without_tags(html)
 
 
-PIECE_CHARS = 8192  # fed to the parser at once: what it does not understand costs it much time
+# A comment, a script, a tag, a declaration or text, each to the end where it is not closed. No
+# piece is read twice (html.parser does so, and needs minutes for 100 KB of `<a `).
+HTML_PIECE = re.compile(
+    r"<!--(?:.*?-->|.*)"
+    r"|<(?P<raw>script|style)\b[^<>]*+>(?:.*?</(?P=raw)\s*+>|.*)"
+    r"|<(?P<end>/?)(?P<tag>[a-z][a-z0-9]*+)"
+    r"(?P<inside>(?:=\s*+\"[^\"<]*+\"|=\s*+'[^'<]*+'|[^<>])*+)>"
+    r"|<[!?/][^<>]*+>"
+    r"|(?P<text>[^<]++|<)",
+    re.DOTALL | re.IGNORECASE,
+)
+HREF = re.compile(r"\bhref\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s>]+)", re.IGNORECASE)
 
 
 def without_tags(html: str) -> str:
-    """What is left of a page that no parser reads."""
+    """All text of a page, also where its tags hide all of it."""
     from html import unescape
 
-    text = re.sub(r"<(script|style)\b.*?</\1\s*>", " ", html, flags=re.DOTALL | re.IGNORECASE)
-    return re.sub(r"\s+", " ", unescape(re.sub("<[^<>]*>", " ", text))).strip()
+    pieces = (found["text"] or " " for found in HTML_PIECE.finditer(html))
+    return " ".join(unescape("".join(pieces)).split())
 
 
 BLOCKS = frozenset(
@@ -5749,22 +5760,24 @@ class PageText:
         self.base = base
         self.lines: list[str] = []
         self.parts: list[str] = []  # of the line that is not finished
-        self.hidden: list[str] = []  # open tags whose text is left out
+        self.hidden, self.depth = "", 0  # a tag whose text is left out, and how often it is open
         self.links: list[tuple[str, int]] = []  # address, and the part where its text began
         self.pre = 0
         self.row = 0  # cells of the table row so far, 0 outside
 
-    def open(self, tag: str, attrs: Mapping[str, str | None]) -> None:
+    def open(self, tag: str, address: str) -> None:
         """A tag begins."""
-        if tag in CHROME:
-            self.hidden.append(tag)
-        elif tag == "base" and attrs.get("href"):
-            self.base = self.absolute(attrs["href"] or "")
+        if self.hidden:
+            self.depth += tag == self.hidden
+        elif tag in CHROME:
+            self.hidden, self.depth = tag, 1
+        elif tag == "base" and address:
+            self.base = self.absolute(address)
         elif tag in ("td", "th"):
             self.parts += [" | "] if self.row else []
             self.row += 1
         elif tag == "a":
-            self.links = [(attrs.get("href") or "", len(self.parts))]  # one in another ends that
+            self.links = [(address, len(self.parts))]  # one in another ends that
         elif tag in BLOCKS:
             self.row = 0 if tag in ("tr", "table") else self.row
             self.end_line(apart=tag in APART)
@@ -5774,9 +5787,9 @@ class PageText:
 
     def close(self, tag: str) -> None:
         """A tag ends."""
-        if tag in CHROME:
-            if tag in self.hidden:
-                del self.hidden[self.hidden.index(tag) :]
+        if self.hidden:
+            self.depth -= tag == self.hidden
+            self.hidden = self.hidden if self.depth else ""
         elif tag == "a" and self.links:
             address, began = self.links.pop()
             text = "".join(self.parts[began:])
@@ -7742,6 +7755,7 @@ def choose_tools(
 ) -> dict[str, Tool]:
     """The registry: built-in tools in a fixed order, then the caller's own. Raises UsageError."""
     files = FileTools(agent.workspace, agent.may_show)
+    agent.workspace.may_tell = functools.partial(agent.may_show, "read_file")
     files.step = lambda: len(agent.transcript.call_ids)
     ask = agent.ask or (lambda question: None)
     person = PersonTools(agent.workspace, lambda text: ask(Question("answer", text)))
