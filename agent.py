@@ -5245,7 +5245,7 @@ class Miss:
 
 
 HELD_CHARS = 200
-ESCAPE_BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*)?$")
+ESCAPE_BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b\n]*)?$")
 
 
 class ShellTools:
@@ -5795,7 +5795,7 @@ class PageText:
             text = "".join(self.parts[began:])
             if text.strip() and address and not address.startswith(("#", "javascript:")):
                 link = f"{text.rstrip()} ({self.absolute(address)})"
-                self.parts[began:] = [link, text[len(text.rstrip()) :] or " "]
+                self.parts[began:] = [link, text[len(text.rstrip()) :]]
         elif tag == "pre" and self.pre:
             code, self.parts = "".join(self.parts).strip("\n"), []
             self.pre -= 1
