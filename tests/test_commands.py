@@ -614,6 +614,7 @@ ZEROS = "head -c 80000000 /dev/zero | tr '\\0'"
             ],
             "exit code 0",
             id="no line end, progress, open escapes, a job",
+            marks=pytest.mark.long,
         ),
     ],
 )
