@@ -4125,7 +4125,7 @@ def discard(reader: int) -> None:
 SEARCH_SECONDS = 10  # without progress: the expression backtracks without end
 SEARCH_ALL_SECONDS = 60.0  # of one search; then it says what it did not search
 BLOCK_BYTES = 16_000_000  # of a file in memory at a time
-LONGEST_LINE = 32_000_000  # bytes; one that is longer is searched in pieces
+LONGEST_LINE = 64_000_000  # bytes; one that is longer is searched in pieces
 HEARTBEAT_LINES = 512
 RG_FROM_FILES = 200  # for fewer files rg is not worth its start
 RG_ARGUMENT_BYTES = 1_000_000  # of names in one command line
