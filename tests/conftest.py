@@ -64,8 +64,104 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     session.config.stash[HYPOTHESIS_FOLDER].cleanup()
 
 
+# What costs most in the quick tier: how many cases of a test belong to it, the others are long.
+QUICK_CASES = {
+    "test_a_file_of_three_gigabytes_is_searched_or_counted_in_flat_memory": 0,
+    "test_a_catastrophic_regex_ends_in_an_error_and_the_next_calls_work": 0,
+    "test_memory_stays_flat_whatever_a_flood_consists_of": 0,
+    "test_a_wait_is_counted_down_on_a_terminal": 0,
+    "test_a_page_of_hostile_shape_is_read_in_time": 2,
+    "test_a_miss_is_answered_soon_and_briefly_whatever_the_sizes": 1,
+    "test_the_history_of_one_provider_is_taken_by_another": 25,
+    "test_a_key_that_the_server_echoes_is_shown_nowhere": 4,
+    "test_a_page_may_say_its_letters_itself": 2,
+    "test_with_an_rg_that_fails_the_results_are_the_same": 1,
+    "test_a_signal_during_a_catastrophic_search_leaves_no_process": 1,
+    "test_a_name_is_taken_literally": 1,
+    "test_a_kill_in_the_middle_of_a_write_can_be_undone": 1,
+    "test_what_the_user_set_for_rg_does_not_change_a_search": 1,
+    "test_a_flood_without_end_is_cut_by_the_timeout_with_its_last_lines": 0,
+    "test_the_flag_decides_the_host_and_the_key_variable_of_the_row_is_enough": 2,
+    "test_a_session_is_resumed": 3,
+    "test_a_signal_while_a_command_runs_ends_its_whole_group": 1,
+    "test_what_another_reader_would_lose_is_kept": 1,
+    "test_a_skipped_folder_that_is_named_is_searched": 2,
+    "test_odd_forms_of_arguments_lose_nothing_when_a_file_is_written": 25,
+    "test_an_error_inside_a_200_is_what_the_same_status_is": 2,
+    "test_a_broken_stream_runs_nothing_and_leaves_nothing_behind": 2,
+    "test_commands_run_also_when_the_program_was_replaced_meanwhile": 1,
+    "test_a_paste_of_three_lines_is_one_prompt": 2,
+    "test_the_rule_that_was_named_permits_the_change": 1,
+    "test_a_key_that_a_command_prints_is_shown_and_sent_nowhere": 1,
+    "test_reasoning_goes_back_as_it_came_and_to_no_other_model": 1,
+    "test_what_can_not_be_read_is_counted_and_the_rest_is_found": 1,
+    "test_a_signal_while_the_model_streams_leaves_a_valid_session": 1,
+    "test_no_proxy_stands_between_the_agent_and_this_machine": 2,
+    "test_anything_but_yes_is_no": 2,
+    "test_the_plain_reader_needs_no_more_than_its_time": 1,
+    "test_a_prompt_may_start_with_a_dash": 2,
+    "test_an_ignored_path_that_is_named_is_searched": 6,
+    "test_git_fails_at_once_where_it_would_open_an_editor": 2,
+    "test_a_passing_failure_is_retried_four_times_and_each_time_announced": 1,
+    "test_a_note_is_kept_only_after_a_yes": 1,
+    "test_a_name_that_turns_out_to_be_this_machine_gets_no_request": 2,
+    "test_reading_works_in_each_mode": 1,
+    "test_a_session_that_git_tracks_is_not_resumed_without_a_humans_yes": 1,
+    "test_a_reply_that_broke_off_is_asked_again": 1,
+    "test_a_session_that_may_have_come_with_the_repository_needs_a_human": 1,
+    "test_a_path_outside_the_workspace_is_refused": 1,
+    "test_a_background_job_ends_with_the_agent": 1,
+    "test_a_background_process_holds_nobody_up_and_is_named": 4,
+    "test_every_job_ends_with_the_agent": 1,
+    "test_a_regex_that_is_too_deep_ends_neither_the_search_nor_the_agent": 1,
+    "test_a_refusal_ends_at_once_with_the_words_of_the_server": 1,
+    "test_the_workspace_may_be_another_folder": 1,
+    "test_a_flag_for_unattended_use_means_nobody_is_asked": 1,
+    "test_leaving_says_how_to_come_back": 1,
+    "test_a_match_in_a_huge_line_shows_the_window_around_it": 2,
+    "test_output_that_can_not_be_written_is_an_error_in_one_line": 2,
+    "test_separators_and_characters_that_are_split_over_reads_come_through": 1,
+    "test_a_hosted_row_without_a_key_names_its_variable": 2,
+    "test_a_key_in_a_list_of_models_is_not_shown": 1,
+    "test_a_provider_that_can_not_be_used_changes_nothing": 1,
+    "test_plan_mode_refuses_changes": 1,
+    "test_a_fork_leaves_the_old_session_alone": 1,
+    "test_yes_is_not_a_human_who_allows_a_change_of_agents_md": 1,
+    "test_json_is_printed_on_failure_too": 1,
+    "test_with_nobody_there_a_change_is_denied_and_the_turn_goes_on": 1,
+    "test_a_damaged_journal_damages_no_file": 1,
+    "test_a_key_that_no_header_can_carry_is_one_line_that_does_not_show_it": 2,
+    "test_every_job_ends_with_the_conversation": 1,
+    "test_what_a_server_sends_is_read_or_explained": 2,
+    "test_ctrl_c_ends_the_whole_tree_and_keeps_the_output": 2,
+    "test_a_failure_that_mentions_a_withheld_key_says_so": 3,
+    "test_the_last_line_says_how_it_ended": 6,
+    "test_one_skipped_folder_is_said_to_be_skipped": 3,
+    "test_a_protected_file_is_restored_only_after_a_yes": 1,
+    "test_a_write_that_fails_half_way_leaves_the_old_bytes": 1,
+    "test_a_mistake_in_the_config_is_named_in_one_line": 2,
+    "test_a_page_keeps_its_links_tables_code_and_lists": 1,
+    "test_a_page_loses_what_is_no_text": 1,
+    "test_diff_shows_odd_files_without_harm": 1,
+    "test_an_odd_journal_ends_neither_the_undo_nor_the_agent": 1,
+    "test_an_unknown_flag_is_a_usage_error": 2,
+    "test_the_trace_of_a_crash_holds_no_key": 1,
+    "test_a_match_that_is_huge_or_empty_in_a_huge_line_is_shown_in_part": 2,
+    "test_the_file_of_a_flood_stops_at_50_megabytes_and_the_result_says_so": 0,
+    "test_a_timeout_ends_what_does_not_want_to_end": 0,
+    "test_a_dash_waits_for_the_end_of_a_slow_pipe": 0,
+}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the slow tier out unless it was asked for."""
+    seen: dict[str, int] = {}
+    for item in items:
+        name = getattr(item, "originalname", item.name)
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] > QUICK_CASES.get(name, len(items)):
+            item.add_marker(pytest.mark.long)
     if "long" in config.option.markexpr:
         return
     slow = [item for item in items if item.get_closest_marker("long")]
