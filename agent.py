@@ -176,7 +176,9 @@ FIRST_EVENT_SECONDS = 600.0  # to the first event that carries data, while comme
 RETRIES = 4  # further tries after a failed request
 RETRY_BASE_SECONDS = 1.0  # then 2, 4, 8
 RETRY_AFTER_LIMIT_SECONDS = 300.0  # a server that asks for a longer wait ends the turn
-SECRET_CHARS = 16  # a key of this length is masked in results; a shorter one may be any word
+MASK = "[masked]"  # stands in every text for a secret
+KEY_CHARS = 8  # a key of ours from this length on is masked; a shorter one may be any word
+SECRET_CHARS = 16  # the same for other values that commands do not see
 RESULT_CHARS = 20_000  # of one tool result
 OUTPUT_FILE_BYTES = 50_000_000  # of a command's whole output kept on disk
 LINE_CHARS = 2_000  # of one line shown by read_file
@@ -366,6 +368,12 @@ def read_config(path: Path) -> dict[str, Any]:
     return table
 
 
+def config_folder(environ: Mapping[str, str]) -> Path:
+    """Where the user's own settings and keys are."""
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return Path(environ.get("XDG_CONFIG_HOME") or f"{home}/.config") / "agent"
+
+
 def read_env_file(path: Path) -> dict[str, str]:
     """`NAME=value` lines of the user's `env` file, for keys; {} when there is none."""
     try:
@@ -510,8 +518,7 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
 def load(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, argparse.Namespace]:
     """Settings from every layer, and what else the command line asked for. Raises UsageError."""
     flags = parse_command_line(argv)
-    home = environ.get("HOME") or os.path.expanduser("~")
-    folder = Path(environ.get("XDG_CONFIG_HOME") or f"{home}/.config") / "agent"
+    folder = config_folder(environ)
     merged = {**read_env_file(folder / "env"), **environ}
     config = {} if flags.bare else read_config(folder / "config.toml")
     known = {field.name for field in dataclasses.fields(Settings)}
@@ -567,15 +574,47 @@ def clean(text: str) -> str:
     return text.replace("\0", "\ufffd")
 
 
-def clean_all(value: Any) -> Any:
-    """`clean` for every string of a JSON value, keys included."""
+def clean_all(value: Any, clean: Callable[[str], str] = clean) -> Any:
+    """`clean`, or another change, for every string of a JSON value, keys included."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):
-        return [clean_all(item) for item in value]
+        return [clean_all(item, clean) for item in value]
     if isinstance(value, dict):
-        return {clean(str(key)): clean_all(item) for key, item in value.items()}
+        return {clean(str(key)): clean_all(item, clean) for key, item in value.items()}
     return value
+
+
+# What shows nothing and a model still reads: zero-width and direction marks, tags, selectors in a
+# row. A joiner between two letters that are no ASCII belongs to a script or an emoji.
+INVISIBLE = re.compile(
+    r"[\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+    r"|[\ufe00-\ufe0f]{2,}"
+    r"|(?<![^\0-\x7f\u200b-\u200f])[\u200c\u200d]|[\u200c\u200d](?![^\0-\x7f\u200b-\u200f])"
+)
+
+
+def reveal(text: str) -> tuple[str, int]:
+    r"""Text with its invisible characters escaped, and how many there were.
+
+    >>> reveal("a\u200bb")
+    ('a\\u{200b}b', 1)
+    """
+    if text.isascii():
+        return text, 0
+    count = sum(len(found[0]) for found in INVISIBLE.finditer(text))
+    return INVISIBLE.sub(escaped_characters, text) if count else text, count
+
+
+def escaped_characters(found: re.Match[str]) -> str:
+    """What was matched, each character as its number."""
+    return "".join(f"\\u{{{ord(char):x}}}" for char in found[0])
+
+
+def concealed(text: str) -> str:
+    """Text as it was before `reveal`."""
+    made = re.sub(r"\\u\{([0-9a-f]{4,5})\}", lambda found: chr(int(found[1], 16)), text)
+    return made if reveal(made)[0] == text else text
 
 
 def encode(value: Any) -> str:
@@ -742,23 +781,29 @@ class Transcript:
         self.messages: list[Message] = list(messages)
         self.call_ids = {call["id"] for message in self.messages for call in calls_of(message)}
         self.waiting: list[str] = []  # calls of the last reply that have not begun
+        self.mask: Callable[[str], str] = str  # what keeps secrets out of every message
         self._known: list[tuple[Message, str, int]] = []
 
     def set_system(self, text: str) -> None:
         """Put the system message first (T1), replacing the one before."""
-        message = {"role": "system", "content": clean(text)}
+        message = {"role": "system", "content": self.mask(clean(text))}
         present = bool(self.messages) and self.messages[0].get("role") == "system"
         self.messages[: 1 if present else 0] = [message]
 
     def add_user(self, text: str) -> None:
         """A user message, which is what begins a turn."""
-        self.messages.append({"role": "user", "content": clean(text) or "(empty)"})
+        text = self.mask(clean(text)) or "(empty)"
+        self.messages.append({"role": "user", "content": text})
 
     def add_reply(
         self, reply: Message, lenient: Callable[[str], bool] = lambda name: False
     ) -> list[Call]:
-        """Append a reply and a sealed result for each of its calls, in one step (T2)."""
+        """Append a reply and a sealed result for each of its calls, in one step (T2).
+
+        The calls that are returned hold their arguments as they came, the message masked ones.
+        """
         stored, calls = normalise_reply(reply, self.call_ids, lenient)
+        stored = clean_all(stored, self.mask)
         if not stored.get("content") and not calls:
             raise ValueError("a reply without content and without calls is not stored (T5)")
         self.waiting = [call.id for call in calls]
@@ -773,7 +818,7 @@ class Transcript:
         """Fill in the result of a call of the last reply."""
         for at in range(len(self.messages) - 1, -1, -1):
             if self.messages[at].get("tool_call_id") == call_id:
-                self.messages[at] = result_message(call_id, text or "(no output)")
+                self.messages[at] = result_message(call_id, self.mask(text) or "(no output)")
                 break
         self.waiting = [other for other in self.waiting if other != call_id]
 
@@ -785,11 +830,18 @@ class Transcript:
     def append_note(self, text: str) -> None:
         """A note to the model, put into the last result (DESIGN, decision 7)."""
         last = self.messages[-1]
-        self.messages[-1] = {**last, "content": clean(f"{last['content']}\n{text}")}
+        self.messages[-1] = {**last, "content": self.mask(clean(f"{last['content']}\n{text}"))}
 
     def replace(self, messages: Iterable[Message]) -> None:
         """Swap in a whole new list, after compaction."""
         self.messages = list(messages)
+
+    def mask_with(self, mask: Callable[[str], str]) -> None:
+        """Keep secrets out from now on, also those that messages from a file hold."""
+        self.mask = mask
+        for at, line in enumerate(self.lines()):
+            if mask(line) != line:
+                self.messages[at] = clean_all(self.messages[at], mask)
 
     def encodings(self) -> list[tuple[Message, str, int]]:
         """Every message, its JSON, made once, and its tokens, estimated."""
@@ -1012,44 +1064,123 @@ class SessionEntry:
     title: str
 
 
+def check_state(root: Path) -> None:
+    """Raises SessionError where `.agent/` of a project is not ours alone: then it is not used."""
+    for folder in (root / ".agent", root / ".agent" / "sessions"):
+        try:
+            told = folder.lstat()
+        except OSError:
+            continue
+        reason = ""
+        if not stat.S_ISDIR(told.st_mode):
+            reason = "is not a plain folder"
+        elif os.geteuid() not in (0, told.st_uid):  # root may meet any owner, as in containers
+            reason = "belongs to another user"
+        elif told.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            reason = "can be written by others"
+        if reason:
+            raise SessionError(f"{folder} {reason}, so nothing is kept there")
+
+
 def state_folder(root: Path) -> Path:
     """`.agent/` of a project, made on first use: 0700, ignored by git through its own file."""
+    check_state(root)
     folder = root / ".agent"
-    for part in (folder, folder / "sessions"):
-        if part.is_symlink() or (part.exists() and not part.is_dir()):
-            raise SessionError(f"{part} is not a plain folder, so nothing is kept there")
     try:
         for part in (folder, folder / "sessions"):
             part.mkdir(mode=0o700, exist_ok=True)
         ignore = folder / ".gitignore"
-        if not ignore.exists():
+        if not os.path.lexists(ignore):
             write_private(ignore, "*\n")
     except OSError as error:
         raise SessionError(f"can not keep a session in {folder}: {error.strerror}") from error
     return folder
 
 
+def descend(start: Path, parts: Iterable[str], *, make: bool = False) -> int:
+    """A descriptor of a folder below `start`; no link is followed on the way. Raises OSError."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    folder = os.open(start, flags)
+    try:
+        for part in parts:
+            if make:
+                make_folder(part, folder)
+            inner = os.open(part, flags, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+    except OSError:
+        os.close(folder)
+        raise
+    return folder
+
+
+def make_folder(name: str, parent: int) -> None:
+    """Make a folder inside an open one, unless it is there."""
+    try:
+        os.mkdir(name, dir_fd=parent)
+    except FileExistsError:
+        return
+
+
+def folder_of_ours(path: Path) -> int:
+    """A descriptor of the folder that holds a file of ours; from `.agent` on no link is followed."""
+    parts = path.parent.parts
+    at = parts.index(".agent") if ".agent" in parts else len(parts)
+    return descend(Path(*parts[:at]), parts[at:])
+
+
+def open_ours(path: Path, flags: int) -> int:
+    """A descriptor of a regular file of ours, made 0600. Raises OSError."""
+    folder = folder_of_ours(path)
+    try:
+        safe = os.O_NOFOLLOW | os.O_NONBLOCK  # neither a link nor a pipe holds us
+        descriptor = os.open(path.name, flags | safe, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file")
+    return descriptor
+
+
+def read_plain(path: Path) -> bytes:
+    """A regular file of ours. Raises OSError for anything else."""
+    with open(open_ours(path, os.O_RDONLY), "rb") as file:
+        return file.read()
+
+
 def write_private(path: Path, text: str | bytes, *, sync: bool = False) -> None:
     """Write a file of ours whole: 0600 from its creation, temporary file and rename."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # what a kill left, or another put there
+    temporary = path.name + ".tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    folder = folder_of_ours(path)
     try:
-        with open(os.open(temporary, flags, 0o600), "wb") as file:
+        remove_if_there(temporary, folder)  # what a kill left, or another put there
+        with open(os.open(temporary, flags, 0o600, dir_fd=folder), "wb") as file:
             file.write(text.encode("utf-8", "replace") if isinstance(text, str) else text)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
-        temporary.unlink(missing_ok=True)  # half a file only takes the room of others
+        remove_if_there(temporary, folder)  # half a file only takes the room of others
         raise
+    finally:
+        os.close(folder)
+
+
+def remove_if_there(name: str, folder: int) -> None:
+    """Remove a file from an open folder, unless there is none."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return
 
 
 def hold(path: Path) -> int | None:
     """Take the lock of a session: a descriptor, or None when another process holds it."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        descriptor = open_ours(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise SessionError(f"can not lock {path}: {error.strerror}") from error
     try:
@@ -1101,18 +1232,21 @@ class Session:
         """Keep the session as it stands when a turn begins; the rename in save() parts the two."""
         if self.path is None or not self.path.exists():
             return
-        temporary = self.path.with_suffix(".bak.tmp")
-        temporary.unlink(missing_ok=True)
-        os.link(self.path, temporary)
-        os.replace(temporary, self.path.with_suffix(".bak"))
+        folder, name, kept = folder_of_ours(self.path), self.path.name, f"{self.id}.bak"
+        try:
+            remove_if_there(f"{kept}.tmp", folder)
+            os.link(name, f"{kept}.tmp", src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(f"{kept}.tmp", kept, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.close(folder)
 
     def archive(self, messages: Iterable[Message]) -> None:
         """Keep messages that compaction removes, one a line."""
         if self.path is None:
             return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         text = "".join(encode(message) + "\n" for message in messages)
-        with open(os.open(self.path.with_suffix(".archive.jsonl"), flags, 0o600), "ab") as file:
+        with open(open_ours(self.path.with_suffix(".archive.jsonl"), flags), "ab") as file:
             file.write(text.encode("utf-8", "replace"))
 
     def close(self) -> None:
@@ -1141,10 +1275,8 @@ def new_session(folder: Path | None, header: Mapping[str, Any], now: float) -> S
 
 def read_session(path: Path) -> tuple[dict[str, Any], list[Any]]:
     """Header and messages of a session file. Raises SessionError that names the file."""
-    if not path.is_file():  # a pipe would never end
-        raise SessionError(f"{path.name} is no file")
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_plain(path))
     except (OSError, ValueError, RecursionError) as error:
         raise SessionError(f"{path.name} can not be read: {error}") from error
     if isinstance(value, list):
@@ -3248,14 +3380,6 @@ def similar_hint(paths: Sequence[str]) -> str:
     return f"; similar: {', '.join(paths)}" if paths else ""
 
 
-def make_folder(name: str, parent: int) -> None:
-    """Make a folder inside an open one, unless it is there."""
-    try:
-        os.mkdir(name, dir_fd=parent)
-    except FileExistsError:
-        return
-
-
 def file_kind(mode: int) -> str:
     """`st_mode` in a word."""
     kinds = {
@@ -3408,11 +3532,15 @@ def digest(data: bytes) -> str:
 
 
 def make_plain_folders(*folders: Path) -> None:
-    """Make folders of ours, 0700. Raises OSError when one of them is a link."""
+    """Make folders of ours, 0700; what is opened in them later follows no link."""
     for folder in folders:
-        if folder.is_symlink():
-            raise OSError(errno.ELOOP, "a link in place of a folder")
-        folder.mkdir(mode=0o700, exist_ok=True)
+        parent = folder_of_ours(folder)
+        try:
+            os.mkdir(folder.name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            continue
+        finally:
+            os.close(parent)
 
 
 Row: TypeAlias = "dict[str, Any]"
@@ -3437,9 +3565,11 @@ class Journal:
     def open(self, folder: Path | None) -> None:
         """Go on with the journal of a session; rows that are none are left out."""
         self.folder, self.rows, self.images = folder, [], {}
-        if folder is None or folder.is_symlink() or not (folder / "journal").is_file():
+        try:
+            lines = read_plain(folder / "journal").splitlines() if folder is not None else []
+        except OSError:  # there is none yet, or no plain one
             return
-        for line in (folder / "journal").read_bytes().splitlines():
+        for line in lines:
             try:
                 row = json.loads(line)
             except ValueError:
@@ -3456,8 +3586,8 @@ class Journal:
                 self._keep_image(image, before, sync=sync)
             if self.folder is not None:
                 make_plain_folders(self.folder.parent, self.folder)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-                with open(os.open(self.folder / "journal", flags, 0o600), "wb") as file:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                with open(open_ours(self.folder / "journal", flags), "wb") as file:
                     file.write(b"\n%b\n" % json.dumps(row).encode())  # behind what a kill has torn
             self.rows.append(row)
         except OSError as error:
@@ -3501,13 +3631,6 @@ class Journal:
             write_private(self.folder / "journal", text)
 
 
-def read_plain(path: Path) -> bytes:
-    """A regular file of ours. Raises OSError for anything else: a pipe would hold us."""
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise OSError(errno.EINVAL, "no regular file")
-    return path.read_bytes()
-
-
 def is_row(row: Any) -> bool:
     """Whether a line of a journal has the shape of one."""
     if not isinstance(row, dict) or not isinstance(row.get("folders"), list):
@@ -3518,7 +3641,8 @@ def is_row(row: Any) -> bool:
     )
     shapes = (("turn", int), ("call", str), ("path", str), ("mode", int | None))
     shaped = all(isinstance(row.get(key), kind) for key, kind in shapes)
-    names = all(isinstance(name, str) for name in row["folders"])
+    path = str(row.get("path"))  # what was made for it holds it, and nothing else is removed
+    names = all(isinstance(f, str) and path.startswith(f"{f}/") for f in row["folders"])
     return digests and shaped and names and 0 <= (row["mode"] or 0) <= 0o7777
 
 
@@ -3843,8 +3967,8 @@ class Capture:
             self._file.write(data)
         elif self.size > RESULT_CHARS // 2 and self.path is not None:
             make_plain_folders(self.path.parent.parent, self.path.parent)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-            self._file = open(os.open(self.path, flags, 0o600), "wb", buffering=0)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            self._file = open(open_ours(self.path, flags), "wb", buffering=0)
             self._file.write(self.head + self.tail)
 
     def text(self, room: int = sys.maxsize, where: str = "") -> str:
