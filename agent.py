@@ -1064,8 +1064,8 @@ class SessionEntry:
     title: str
 
 
-def check_state(root: Path) -> None:
-    """Raises SessionError where `.agent/` of a project is not ours alone: then it is not used."""
+def state_trouble(root: Path) -> str:
+    """Why `.agent/` of a project is not used, "" when it is ours alone or not there yet."""
     for folder in (root / ".agent", root / ".agent" / "sessions"):
         try:
             told = folder.lstat()
@@ -1079,12 +1079,14 @@ def check_state(root: Path) -> None:
         elif told.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             reason = "can be written by others"
         if reason:
-            raise SessionError(f"{folder} {reason}, so nothing is kept there")
+            return f"{folder} {reason}, so nothing is kept there"
+    return ""
 
 
 def state_folder(root: Path) -> Path:
     """`.agent/` of a project, made on first use: 0700, ignored by git through its own file."""
-    check_state(root)
+    if trouble := state_trouble(root):
+        raise SessionError(trouble)
     folder = root / ".agent"
     try:
         for part in (folder, folder / "sessions"):
@@ -1123,7 +1125,7 @@ def make_folder(name: str, parent: int) -> None:
 
 
 def folder_of_ours(path: Path) -> int:
-    """A descriptor of the folder that holds a file of ours; from `.agent` on no link is followed."""
+    """A descriptor of the folder that holds a file of ours, no link followed from `.agent` on."""
     parts = path.parent.parts
     at = parts.index(".agent") if ".agent" in parts else len(parts)
     return descend(Path(*parts[:at]), parts[at:])
@@ -1398,11 +1400,18 @@ def run_git(
 
 
 def tracked_by_git(path: Path, environ: Mapping[str, str]) -> bool:
-    """Whether a file came with the repository; a git that can not tell counts as a yes."""
+    """Whether a session, or what belongs to it, came with the repository.
+
+    A git that can not tell counts as a yes.
+    """
     if not any(os.path.lexists(folder / ".git") for folder in path.parents):
         return False
-    answer = run_git(path.parent, ["ls-files", "--error-unmatch", path.name], environ)
-    return answer is None or answer.returncode != 1
+    stem = path.stem
+    files = [f"sessions/{stem}{end}" for end in (".json", ".bak", ".archive.jsonl")]
+    options = ["--noglob-pathspecs", "--icase-pathspecs", "ls-files", "-z", "--"]
+    folders = [f"undo/{stem}", f"output/{stem}"]
+    answer = run_git(path.parent.parent, [*options, *files, *folders], environ)
+    return answer is None or answer.returncode != 0 or answer.stdout != b""
 
 
 def fork_session(path: Path) -> tuple[Session, list[str]]:
@@ -2383,9 +2392,9 @@ class Client:
             request.headers["Authorization"] = f"Bearer {self.key}"
         return request
 
-    def mask(self, text: str, *, least: int = 4) -> str:
-        """The text without our key, if it has `least` characters: servers quote it in errors."""
-        return text.replace(self.key, "***") if len(self.key) >= least else text
+    def mask(self, text: str) -> str:
+        """The text without our key, also a short one: servers quote it in errors."""
+        return text.replace(self.key, MASK) if len(self.key) >= 4 else text
 
     @property
     def partial(self) -> str:
@@ -3039,6 +3048,105 @@ def class_regex(inner: str, *, negated: bool) -> str:
     return f"[{'^/' if negated else ''}{''.join(made)}]"
 
 
+def fold(path: str) -> str:
+    """A path as a disk may compare it that ignores case, and characters that show nothing."""
+    path = os.path.normpath(path)
+    return (path if path.isascii() else INVISIBLE.sub("", path)).casefold()
+
+
+# What is never read, by the name of the file or of a folder above it.
+SECRET_NAME = re.compile(
+    r"(?:^|/)(\.env(?![^/]*\.(?:example|sample|template|dist)(?:/|$))[^/]*"
+    r"|id_(?:rsa|dsa|ecdsa|ed25519)|\.netrc|\.git-credentials)(?:/|$)"
+)
+SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure", ".config/gcloud")  # in ~
+# A key as it is, indented, or inside a JSON string; not what only speaks of one.
+PEM_KEY = re.compile(
+    rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
+    rb"[ \t]*(?:\r?\n|\\r|\\n)+[ \t]*[A-Za-z0-9+/]"
+)
+KEY_LIKE = re.compile(r"\.(?:pem|key|p8|pk8|asc)$|^id_|[._-](?:rsa|key)$", re.IGNORECASE)
+KEY_FRONT_BYTES = 65536  # of a file that is only listed
+
+
+def secret_name(path: str) -> str:
+    """Why a path is never read, by its name alone; "" when it may be.
+
+    >>> secret_name("app/.ENV.local"), secret_name("app/.env.example")
+    ('.env.local holds secrets', '')
+    """
+    found = SECRET_NAME.search(fold(path))
+    return f"{found[1]} holds secrets" if found else ""
+
+
+def holds_key(descriptor: int, most: int = HASHED_BYTES) -> bool:
+    """Whether an open file contains a private key; beyond `most` bytes nobody looks."""
+    told = os.fstat(descriptor)
+    if not stat.S_ISREG(told.st_mode):
+        return False
+    data = os.pread(descriptor, min(told.st_size + 1, most), 0)
+    return b"PRIVATE KEY" in data and PEM_KEY.search(data) is not None
+
+
+# Paths that are not like others when written: (pattern, outcome, reason). A pattern that ends with
+# /** means the folder too.
+PROTECTED = [
+    (pattern, outcome, reason)
+    for outcome, reason, patterns in (
+        ("deny", "the agent's own state", "**/.agent/** **/.config/agent/**"),
+        (
+            "deny",
+            "part of git that runs later",
+            "**/.git **/.git/hooks/** **/.git/config* **/.git/info/attributes **/.git/modules/**",
+        ),
+        ("human", "git's own data", "**/.git/**"),
+        (
+            "human",
+            "instructions to an agent",
+            "**/AGENTS.md **/AGENTS.override.md **/CLAUDE.md **/.claude/** **/.codex/**"
+            " **/.cursor/** **/.agents/**",
+        ),
+        ("human", "settings and secrets", "**/.env* **/.env*/** **/.npmrc **/.pypirc"),
+        (
+            "human",
+            "runs later",
+            "**/.gitmodules **/.gitconfig **/.bashrc **/.bash_profile **/.bash_login"
+            " **/.bash_logout **/.profile **/.zshrc **/.zprofile **/.zshenv **/.zlogin"
+            " **/.zlogout **/.kshrc **/.cshrc **/.tcshrc **/.config/fish/** **/.vscode/**"
+            " **/.idea/** **/.devcontainer/** **/.devcontainer.json **/.husky/**"
+            " **/.github/workflows/** **/.mcp.json **/.pre-commit-config.yaml",
+        ),
+    )
+    for pattern in patterns.split()
+]
+RUNS_LATER = re.compile(
+    r"(?:gnu)?makefile|.*\.mk|conftest\.py|pytest\.ini|package\.json|pyproject\.toml|tox\.ini"
+    r"|setup\.(?:py|cfg)|noxfile\.py|tasks\.py|(?:site|user)customize\.py|.*\.pth|justfile"
+    r"|dockerfile(?:\..*)?|.*\.dockerfile|(?:docker-)?compose(?:\..*)?\.ya?ml|rakefile|gemfile"
+    r"|build\.rs|build\.gradle(?:\.kts)?|cmakelists\.txt|[a-z]+\.config\.[cm]?[jt]s"
+)
+
+
+def protected_row(path: str) -> tuple[str, str, str] | None:
+    """Outcome, reason and pattern of the row that a written path falls under; None for others.
+
+    >>> protected_row("sub/.git/hooks/pre-commit")
+    ('deny', 'part of git that runs later', '**/.git/hooks/**')
+    """
+    folded = fold(path)
+    if folded.startswith(("/", "../")) or folded == "..":
+        return "deny", "outside the workspace", "outside"
+    for pattern, outcome, reason in PROTECTED:
+        if path_match(pattern, folded) or path_match(pattern, f"{folded}/"):
+            return outcome, reason, pattern
+    return None
+
+
+def runs_later(path: str) -> bool:
+    """Whether a build, a test run or an interpreter will run what is written to this file."""
+    return RUNS_LATER.fullmatch(fold(path).rpartition("/")[2]) is not None
+
+
 class CallThread(threading.Thread):
     """A thread that runs one call; once `dropped`, what it brings is too late."""
 
@@ -3049,17 +3157,27 @@ class Workspace:
     """A project's folder: everything that tools read, write and run goes through here."""
 
     def __init__(
-        self, root: Path, environ: Mapping[str, str], env_keep: Sequence[str] = ()
+        self,
+        root: Path,
+        environ: Mapping[str, str],
+        env_keep: Sequence[str] = (),
+        keys: Iterable[str] = (),
     ) -> None:
         self.root = root.resolve()
         self.home = environ.get("HOME", "")
-        self.environ = environ
+        self.config = os.fspath(config_folder(environ))
+        self.environ = environ_of_ours(environ, self.root)
         self.seen: dict[str, str] = {}  # path -> fingerprint of the file as the model last saw it
         self.journal = Journal()
-        self.host = CommandHost(self.root, command_environment(environ, env_keep))
-        self.withheld = [n for n in KEY_NAMES if n in environ and n not in env_keep]
+        self.environ_of_commands = command_environment(environ, env_keep)
+        self.host = CommandHost(self.root, self.environ_of_commands)
+        self.withheld = withheld_names(environ, env_keep)
+        own = [environ[name] for name in KEY_NAMES if name in environ]
+        self.secrets = Secrets([*keys, *own], map(environ.__getitem__, self.withheld))
         self.searcher = Searcher(self.root)
         self.may_tell: Callable[[str], bool] = lambda path: True  # what a rule hides is not named
+        self.lifted: frozenset[str] = frozenset()  # folded paths of secrets that a rule names
+        self.git = GitPrograms(self.root, self.environ)
 
     def safe_path(self, text: str) -> Path:
         """The real path of what a model named. Raises ToolError outside the root."""
@@ -3072,6 +3190,9 @@ class Workspace:
             raise ToolError(f"{text} can not be resolved: {error}") from error
         if not path.is_relative_to(self.root):
             raise OutsideError(f"{text} is outside the workspace {self.root}")
+        for place in (Path("/proc"), Path("/dev")):  # where the root is /
+            if path.is_relative_to(place) and not self.root.is_relative_to(place):
+                raise OutsideError(f"{text} is no file of a project")
         return path
 
     def expand(self, text: str) -> str:
@@ -3088,45 +3209,157 @@ class Workspace:
         text = self.expand(text)
         return os.path.relpath(os.path.normpath(self.root / text), self.root)
 
+    def names(self, text: str, base: str = "") -> list[str]:
+        """Every name under which rules see a path: as it was said, and with its links followed.
+
+        Inside the root relative to it, else absolute; `base` is the folder where it was said.
+        """
+        try:
+            said = os.path.join(self.root, base, self.expand(text))
+            literal, real = os.path.normpath(said), os.path.realpath(said)
+        except (ValueError, OSError):  # a NUL
+            return [text]
+        if self.is_inside(real) and not self.is_inside(literal):  # by another way to the root
+            above = [f for f in Path(literal).parents if os.path.realpath(f) == str(self.root)]
+            literal = f"{self.root}{literal[len(str(above[0])) :]}" if above else real
+        found = [os.path.relpath(p, self.root) if self.is_inside(p) else p for p in (literal, real)]
+        # The user's settings are outside, wherever the workspace is.
+        found += [path for path in (literal, real) if self.is_below(path, self.settings_folders)]
+        return list(dict.fromkeys(found))
+
+    def is_inside(self, path: str) -> bool:
+        """Whether an absolute path is the root or below it."""
+        return f"{path}/".startswith(f"{str(self.root).rstrip('/')}/")
+
+    def is_below(self, path: str, folders: Sequence[str]) -> bool:
+        """Whether an absolute path is one of some folded folders or below it."""
+        return f"{fold(path)}/".startswith(tuple(f"{folder}/" for folder in folders))
+
+    @functools.cached_property
+    def settings_folders(self) -> list[str]:
+        """The folder of the user's own settings and keys, with and without links."""
+        return [fold(self.config), fold(os.path.realpath(self.config))]
+
+    @functools.cached_property
+    def secret_folders(self) -> list[str]:
+        """Folders of the home that hold credentials."""
+        home = self.home or os.path.expanduser("~")
+        homes = {home, os.path.realpath(home)}
+        return [fold(f"{home}/{name}") for home in homes for name in SECRET_FOLDERS]
+
+    def is_secret(self, text: str, base: str = "") -> str:
+        """Why a file is never read, by its names, its place, or for a private key in it; or ""."""
+        names = self.names(text, base)
+        return self.secret_place(names) or self._secret_inside(names[-1])
+
+    def secret_place(self, names: Iterable[str]) -> str:
+        """Why a file of these names is never read, whatever it contains."""
+        for name in names:
+            path = os.path.join(self.root, name)
+            if reason := secret_name(name):
+                return reason
+            if self.is_below(path, self.settings_folders):
+                return "the agent's own settings and keys"
+            if self.is_below(path, self.secret_folders):
+                return "a folder of credentials"
+        return ""
+
+    def _secret_inside(self, name: str, most: int = HASHED_BYTES) -> str:
+        path = os.path.join(self.root, name)
+        if path.startswith(("/proc/", "/dev/", "/sys/")):
+            return ""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except (OSError, ValueError):
+            return ""
+        try:
+            return "it contains a private key" if holds_key(descriptor, most) else ""
+        finally:
+            os.close(descriptor)
+
+    def secret_below(self, text: str, base: str = "", *, hidden: bool = True) -> str:
+        """The name of a secret in a folder, at any depth, that no rule lifts; "" for none.
+
+        `hidden`: also in what begins with a dot, where rg does not look by itself.
+        """
+        start = os.path.join(self.root, self.names(text, base)[-1])
+        found = self.secrets_in(start, hidden=hidden)
+        return next((path for path in found if fold(path) not in self.lifted), "")
+
+    def secrets_in(self, start: str, *, hidden: bool = True) -> Iterator[str]:
+        """The secrets below a folder, relative to the root; of caches and packages none."""
+        for folder, folders, files in os.walk(start):
+            folders[:] = [
+                f for f in folders if f not in SKIPPED_FOLDERS and (hidden or f[0] != ".")
+            ]
+            inside = os.path.relpath(folder, self.root)
+            for name in (*folders, *(f for f in files if hidden or f[0] != ".")):
+                path = os.path.normpath(f"{inside}/{name}")
+                is_key = KEY_LIKE.search(name) and self._secret_inside(path, KEY_FRONT_BYTES)
+                if is_key or self.secret_place([path]):
+                    yield path
+
+    def hide(self, names: Sequence[str]) -> list[str]:
+        """Paths without those of files that contain a private key."""
+        inner = (name for name in names if fold(name) not in self.lifted)
+        keys = {name for name in inner if self._secret_inside(name, KEY_FRONT_BYTES)}
+        return [name for name in names if name not in keys]
+
+    def git_programs(self) -> str:
+        """The git setting by which a repository here has programs run; "" for none."""
+        return self.git.first()
+
     def folder(self, path: Path, *, make: bool = False) -> int:
         """A descriptor of the folder that holds a resolved path, no link followed on the way."""
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-        folder = -1
         try:
-            folder = os.open(self.root, flags)
-            for part in path.relative_to(self.root).parts[:-1]:
-                if make:
-                    make_folder(part, folder)
-                inner = os.open(part, flags, dir_fd=folder)
-                os.close(folder)
-                folder = inner
+            return descend(self.root, path.relative_to(self.root).parts[:-1], make=make)
         except OSError as error:
-            if folder >= 0:
-                os.close(folder)
             raise ToolError(f"{self.relative(path)}: {error.strerror}") from error
-        return folder
 
-    def open_file(self, path: Path) -> int:
-        """The one opener: a descriptor of a regular file inside the root, for reading."""
+    def open_file(self, path: Path, *, told: bool = True) -> int:
+        """The one opener: a descriptor of a regular file inside the root, for reading.
+
+        `told`: the model will see what is in it, so that no secret is opened.
+        """
+        name = self.relative(path)
         if path == self.root:
-            raise ToolError(f"{self.relative(path)} is a folder: use list_files")
+            raise ToolError(f"{name} is a folder: use list_files")
+        lifted = not told or fold(name) in self.lifted
+        if told and not self.may_tell(name):
+            raise OutsideError(f"{name} is not to be read: a rule of the user denies it")
+        if not lifted and (reason := self.secret_place([name])):
+            raise OutsideError(f"{name} is never read: {reason}")
         if not os.path.lexists(path):
-            hint = similar_hint(self.similar(path))
-            raise ToolError(f"{self.relative(path)} does not exist{hint}")
+            raise ToolError(f"{name} does not exist{similar_hint(self.similar(path))}")
         folder = self.folder(path)
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(path.name, flags, dir_fd=folder)
         except OSError as error:
-            raise ToolError(f"{self.relative(path)}: {error.strerror}") from error
+            raise ToolError(f"{name}: {error.strerror}") from error
         finally:
             os.close(folder)
         kind = file_kind(os.fstat(descriptor).st_mode)
-        if kind != "file":
-            os.close(descriptor)
-            hint = ": use list_files" if kind == "folder" else ""
-            raise ToolError(f"{self.relative(path)} is a {kind}, not a file{hint}")
-        return descriptor
+        if kind == "file" and (lifted or not self.is_key(descriptor)):
+            return descriptor
+        os.close(descriptor)
+        if kind == "file":
+            raise OutsideError(f"{name} is never read: it contains a private key, or is a secret")
+        hint = ": use list_files" if kind == "folder" else ""
+        raise ToolError(f"{name} is a {kind}, not a file{hint}")
+
+    def is_key(self, descriptor: int, secrets: set[tuple[int, int]] | None = None) -> bool:
+        """Whether an open file contains a private key, or is a secret by another hard link."""
+        told = os.fstat(descriptor)
+        if told.st_nlink == 1:
+            return holds_key(descriptor)
+        known = self.secret_files() if secrets is None else secrets
+        return (told.st_dev, told.st_ino) in known or holds_key(descriptor)
+
+    def secret_files(self) -> set[tuple[int, int]]:
+        """Device and number of each secret in the workspace."""
+        found = (os.lstat(self.root / path) for path in self.secrets_in(os.fspath(self.root)))
+        return {(told.st_dev, told.st_ino) for told in found}
 
     def similar(self, path: Path) -> list[str]:
         """Up to five existing paths whose names are like one that does not exist."""
@@ -3135,11 +3368,11 @@ class Workspace:
             names.setdefault(found.rpartition("/")[2], found)
         stem, near = path.name.casefold(), difflib.get_close_matches(path.name, names, 5, 0.6)
         same = [name for name in names if name.casefold() == stem and name not in near]
-        return [shown_name(names[name]) for name in [*same, *near][:5]]
+        return [shown_name(name) for name in self.hide([names[n] for n in [*same, *near][:5]])]
 
-    def read(self, path: Path, most: int = sys.maxsize) -> bytes:
+    def read(self, path: Path, most: int = sys.maxsize, *, told: bool = True) -> bytes:
         """A whole file. Raises ToolError above `most` bytes."""
-        with open(self.open_file(path), "rb") as file:
+        with open(self.open_file(path, told=told), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > most:
                 name = self.relative(path)
@@ -3147,8 +3380,8 @@ class Workspace:
             return file.read()
 
     def read_if_there(self, path: Path) -> bytes | None:
-        """A whole file, None when there is nothing at that path."""
-        return self.read(path, EDITED_BYTES) if os.path.lexists(path) else None
+        """A whole file, for a change of it; None when there is nothing at that path."""
+        return self.read(path, EDITED_BYTES, told=False) if os.path.lexists(path) else None
 
     def saw(self, path: Path, file: BinaryIO) -> None:
         """The model knows a file as it stands now."""
@@ -3171,12 +3404,15 @@ class Workspace:
     def apply(self, change: Change) -> str:
         """Make a planned change, unless the file is no longer what the plan was made from."""
         name = self.relative(change.path)
+        for row in filter(None, map(protected_row, self.names(name))):
+            if row[0] == "deny":  # the plan was judged by a name that led elsewhere then
+                raise OutsideError(f"{name} is never written: {row[1]}")
         if self.read_if_there(change.path) != change.before:
             raise ToolError(f"{name} changed on disk meanwhile and was left alone: read it again")
         stale = change.before is not None and self.is_stale(change.path, change.before)
         sync = change.before is not None and change.path.stat().st_nlink > 1  # written in place
-        row = self._row(change, name)
-        trouble, note = self.journal.keep(row, change.before, sync=sync), ""
+        kept = self._row(change, name)
+        trouble, note = self.journal.keep(kept, change.before, sync=sync), ""
         folder = self.folder(change.path, make=change.after is not None)
         try:
             if change.after is None:
@@ -3189,7 +3425,7 @@ class Workspace:
         except (OSError, ToolError) as error:
             if not trouble:
                 self.journal.rows.pop()
-            self.remove_empty(row["folders"])
+            self.remove_empty(kept["folders"])
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise ToolError(f"{name}: {reason}") from error
         finally:
@@ -3692,9 +3928,202 @@ QUIET = {  # whatever would wait for a person fails or passes through at once
 }
 
 
+# What looks like a credential: a variable by its name, or by what it holds.
+CREDENTIAL_NAME = re.compile(
+    r"(?:KEY|TOKEN|PASSWORD|PASSWD|PASSPHRASE|_PASS|_PWD|_PAT)$|SECRET|CREDENTIAL"
+    r"|^AWS_(?:ACCESS|SESSION|SECURITY)_",
+    re.IGNORECASE,
+)
+CREDENTIAL_VALUE = re.compile(
+    r"\bsk-[\w-]{16}|\b[srp]k_(?:live|test)_\w{10}|\bgh[opsur]_\w{20}|\bgithub_pat_\w{20}"
+    r"|\bglpat-[\w-]{16}|\bxox[abeprs]-[\w-]{10}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30}"
+    r"|\bhf_\w{20}|\bnpm_\w{30}|\bpypi-[\w-]{30}|\bya29\.[\w-]{20}|\beyJ[\w-]{8,}\.eyJ[\w-]{8}"
+    r"|\bSG\.[\w-]{16,}\.|PRIVATE KEY-----|://[^/\s:@]*:[^/\s@]+@|://[^/\s:@]{20,}@"
+)
+# What makes shells, rg and git run or read something else; what toolchains need is left alone.
+DROPPED = frozenset(
+    "BASH_ENV ENV LESSOPEN LESSCLOSE RIPGREP_CONFIG_PATH GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE"
+    " GIT_COMMON_DIR GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_NAMESPACE"
+    " GIT_PREFIX GIT_EXEC_PATH GIT_TEMPLATE_DIR GIT_EXTERNAL_DIFF GIT_PROXY_COMMAND GIT_CONFIG"
+    " GIT_CONFIG_PARAMETERS".split()
+)
+
+
+def withheld_names(environ: Mapping[str, str], keep: Sequence[str] = ()) -> list[str]:
+    """The variables that commands do not see: our own keys, and what looks like a credential."""
+    return [
+        name
+        for name, value in environ.items()
+        if name not in keep
+        and (name in KEY_NAMES or CREDENTIAL_NAME.search(name) or CREDENTIAL_VALUE.search(value))
+    ]
+
+
 def command_environment(environ: Mapping[str, str], keep: Sequence[str] = ()) -> dict[str, str]:
-    """What commands see: the user's environment without the agent's keys, except those to keep."""
-    return {k: v for k, v in environ.items() if k not in KEY_NAMES or k in keep} | QUIET
+    """What commands see: the user's environment without credentials, except those to keep.
+
+    Git gets no file monitor, which would run at a mere `git status`. What the user configured for
+    other commands, hooks among it, stays: they run after a yes.
+    """
+    withheld = {*withheld_names(environ, keep), *(DROPPED - set(keep))}
+    made = {name: value for name, value in environ.items() if name not in withheld} | QUIET
+    count = made.get("GIT_CONFIG_COUNT", "")
+    at = int(count) if re.fullmatch(r"\d{1,3}", count) else 0
+    own = {f"GIT_CONFIG_KEY_{at}": "core.fsmonitor", f"GIT_CONFIG_VALUE_{at}": "false"}
+    return made | own | {"GIT_CONFIG_COUNT": str(at + 1)}
+
+
+def environ_of_ours(environ: Mapping[str, str], root: Path) -> dict[str, str]:
+    """The environment of our own git and rg: these never come from inside the workspace."""
+    made = dict(environ)
+    if "PATH" in made:
+        folders = [os.path.realpath(f) for f in made["PATH"].split(os.pathsep) if os.path.isabs(f)]
+        inside = "/" if str(root) == "/" else f"{root}/"
+        safe = [f for f in folders if inside == "/" or not f"{f}/".startswith(inside)]
+        made["PATH"] = os.pathsep.join(safe)
+    return made
+
+
+class Secrets:
+    """Values that stay out of every text: our keys, and what commands do not see.
+
+    Never out of bytes: files, before-images and the arguments of a call that runs are left alone.
+    """
+
+    def __init__(self, keys: Iterable[str], withheld: Iterable[str] = ()) -> None:
+        known = {key.strip() for key in keys if len(key.strip()) >= KEY_CHARS}
+        for value in map(str.strip, withheld):
+            mixed = re.search("[0-9]", value) and re.search("[A-Za-z]", value)
+            known |= {value} if mixed and len(value) >= SECRET_CHARS else set()
+        forms = known | {encode(clean(value))[1:-1] for value in known}  # also inside JSON
+        self.values = sorted(forms, key=len, reverse=True)
+
+    def mask(self, text: str) -> str:
+        """The text with MASK in place of every secret."""
+        for value in self.values:
+            if value in text:
+                text = text.replace(value, MASK)
+        return text
+
+    def begun(self, text: str) -> int:
+        """Where at the end of a text a secret may have begun; its length where none has."""
+        first = len(text)
+        for value in self.values:
+            at = text.find(value[0], max(0, len(text) - len(value) + 1))
+            while 0 <= at < first:
+                first = at if value.startswith(text[at:]) else first
+                at = text.find(value[0], at + 1)
+        return first
+
+    def events(self, emit: Emit) -> Emit:
+        """The same `emit`, for events without secrets."""
+        return MaskedEvents(self, emit).emit if self.values else emit
+
+
+class MaskedEvents:
+    """Masks events on their way; the end of a piece that may begin a secret waits for the next."""
+
+    def __init__(self, secrets: Secrets, emit: Emit) -> None:
+        self.secrets, self.target = secrets, emit
+        self.held = ""
+        self.kind = ""  # of the piece that is held, and what else came with it
+        self.rest: dict[str, Any] = {}
+
+    def emit(self, kind: str, **data: Any) -> None:
+        """Report one event."""
+        if kind not in ("text", "reasoning", "tool_output"):
+            self.flush()
+            self.target(kind, **clean_all(data, self.secrets.mask))
+            return
+        rest = {name: value for name, value in data.items() if name != "text"}
+        if (kind, rest) != (self.kind, self.rest):
+            self.flush()
+        text = self.secrets.mask(self.held + data["text"])
+        cut = self.secrets.begun(text)
+        self.held, self.kind, self.rest = text[cut:], kind, rest
+        if cut:
+            self.target(kind, **rest, text=text[:cut])
+
+    def flush(self) -> None:
+        """What is held turned out to be no secret, or none that is whole."""
+        held, self.held = self.held, ""
+        if held:
+            self.target(self.kind, **self.rest, text=held)
+
+
+# Settings by which a git command that only reads runs a program; those of hooks are not among them.
+RUNS_PROGRAMS = re.compile(
+    r"filter\..*\.(?:clean|smudge|process)|diff\.external|diff\..*\.(?:command|textconv)"
+    r"|core\.(?:fsmonitor|sshcommand|pager|editor|askpass|gitproxy|alternaterefscommand)"
+    r"|pager\..*|alias\..*|gpg\.(?:.*\.)?program|gpg\.ssh\.defaultkeycommand|log\.showsignature"
+    r"|include\..*|includeif\..*|remote\..*\.(?:promisor|uploadpack|vcs)|extensions\.partialclone",
+    re.IGNORECASE | re.DOTALL,
+)
+OF_REPOSITORY = ("local", "worktree")  # of git's scopes
+SUBMODULE = re.compile(rb"(?:^|\0)160000 [^\t\0]*\t([^\0]+)")
+
+
+class GitPrograms:
+    """What the repository here, and those inside it that git visits, would make git run."""
+
+    def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
+        self.root, self.environ = root, environ
+        self.places: list[Path] = []  # the files that the answer depends on
+        self.stamps: list[Any] | None = None
+        self.answer = ""
+
+    def first(self) -> str:
+        """The first such setting, "" for none; git is asked again only when a file has changed."""
+        if self.stamps is None or self.stamps != list(map(stamp, self.places)):
+            self.places = [self.root / ".git", self.root / "HEAD"]
+            waiting = [self.root]
+            self.answer = ""
+            while waiting and not self.answer:
+                self.answer = self.look(waiting.pop(), waiting)
+            self.stamps = list(map(stamp, self.places))
+        return self.answer
+
+    def look(self, folder: Path, waiting: list[Path]) -> str:
+        """The first setting of one repository; its submodules are added to those that wait."""
+        names = ("config", "config.worktree", "index")
+        paths = [word for name in names for word in ("--git-path", name)]
+        told = run_git(folder, ["rev-parse", *paths], self.environ)
+        if told is None or told.returncode:
+            above = any(os.path.lexists(f / ".git") for f in (folder, *folder.parents))
+            there = above or (folder / "HEAD").exists()
+            return "a repository that git can not read" if told is None or there else ""
+        files = [folder / os.fsdecode(line) for line in told.stdout.splitlines()]
+        settings = self.settings(folder)
+        hooks = folder / settings.pop("core.hookspath", files[0].parent / "hooks")
+        self.places += [*files, hooks / "post-index-change"]  # runs when `git status` refreshes
+        for key, value in settings.items():
+            harmless = key == "core.fsmonitor" and value in ("true", "false")
+            if RUNS_PROGRAMS.fullmatch(key) and not harmless:
+                return key
+        if os.access(self.places[-1], os.X_OK):
+            return "hooks/post-index-change"
+        listed = run_git(folder, ["ls-files", "-s", "-z"], self.environ)
+        inner = [os.fsdecode(name) for name in SUBMODULE.findall(listed.stdout if listed else b"")]
+        waiting += [folder / name for name in inner if os.path.lexists(folder / name / ".git")]
+        return ""
+
+    def settings(self, folder: Path) -> dict[str, str]:
+        """The settings that came with a repository, those of included files among them."""
+        told = run_git(folder, ["config", "--list", "--show-scope", "-z"], self.environ)
+        words = told.stdout.decode("utf-8", "surrogateescape").split("\0") if told else []
+        local = [
+            t for scope, t in zip(words[::2], words[1::2], strict=False) if scope in OF_REPOSITORY
+        ]
+        return {key: value for key, _, value in (text.partition("\n") for text in local)}
+
+
+def stamp(path: Path) -> Any:
+    """What changes when a file does; None when there is none."""
+    try:
+        told = path.lstat()
+    except OSError:
+        return None
+    return told.st_mtime_ns, told.st_size, told.st_ino
 
 
 HOST_MODULES = "ctypes, json, os, select, signal, socket, sys, time"  # all that HostProcess has
@@ -4328,8 +4757,7 @@ def holding(
     """Those of the files that rg finds to hold one of the texts; all where rg can not tell."""
     import shutil
 
-    root, environ = place
-    rg = shutil.which("rg", path=environ.get("PATH", ""))
+    rg = shutil.which("rg", path=place[1].get("PATH", ""))
     if not rg or not needed or len(names) < RG_FROM_FILES:
         return names
     options = [*RG[1:], *(["-i"] if ignore_case else [])]
@@ -4346,7 +4774,8 @@ def holding(
         try:
             answer = subprocess.run(
                 command,
-                cwd=root,
+                cwd=place[0],
+                env=place[1],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=RG_SECONDS,
@@ -4454,9 +4883,9 @@ module.serve_searches(sys.argv[1], sys.stdin.buffer, sys.stdout.buffer)
 def serve_searches(root: str, requests: BinaryIO, answers: BinaryIO) -> None:
     """The worker: one JSON request a line, one JSON answer a line, until the agent is gone.
 
-    Request: {"names", "regex", "ignore_case", "needed", "context", "first", "room"}; answer:
-    {"lines": as they are shown, "total", "binary", "unreadable", "left": files not searched}, or
-    {"error"}.
+    Request: {"names", "regex", "ignore_case", "needed", "context", "first", "room", "lifted": names
+    of files that are searched although they contain a private key}; answer: {"lines": as they are
+    shown, "total", "binary", "unreadable", "left": files not searched}, or {"error"}.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -4483,6 +4912,8 @@ class Search:
         self.is_text = not self.ignore_case and request["needed"] == [request["regex"]]
         self.context = request["context"]
         self.first, self.room = request["first"], request["room"]
+        self.lifted = frozenset(request["lifted"])
+        self.linked: set[tuple[int, int]] | None = None  # secrets, looked for once
         self.lines: list[str] = []
         self.total = self.binary = self.unreadable = self.left = 0
         self.deadline = time.monotonic() + SEARCH_ALL_SECONDS
@@ -4519,31 +4950,45 @@ class Search:
             self.unreadable += 1
 
     def file(self, name: str, last: str, folder: int) -> None:
-        """Search one file of an open folder, in blocks that end with a line."""
+        """Search one file of an open folder; of a secret one nothing is kept."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(last, flags, dir_fd=folder)
+        total, room, shown = self.total, self.room, len(self.lines)
         try:
-            told = os.fstat(descriptor)
-            if not stat.S_ISREG(told.st_mode):
-                raise ToolError("no regular file")
-            wanted = min(told.st_size + 1, BLOCK_BYTES)
-            block = os.read(descriptor, max(wanted, 65536))
-            if is_binary(block):
-                self.binary += self.holds(descriptor, block)
-                return
-            codec = next((c for c in MARKED if block.startswith(c.mark)), UTF8)
-            block = block.removeprefix(codec.mark)
-            pieces = blocks(descriptor, block) if told.st_size >= wanted else [block]
-            if codec.encoding != "utf-8":
-                text = b"".join(pieces).decode(codec.encoding, "replace")
-                self.text(name, 0, text, None)
-                return
-            number = 0
-            for piece in pieces:
-                self.block(name, number, piece)
-                number += piece.count(b"\n") if told.st_size >= wanted else 0
-        finally:
+            self.opened(name, descriptor)
+        finally:  # only a file with matches is worth the look
+            if self.total > total and name not in self.lifted and self.is_secret(descriptor):
+                self.total, self.room = total, room
+                del self.lines[shown:]
             os.close(descriptor)
+
+    def opened(self, name: str, descriptor: int) -> None:
+        """Search an open file, in blocks that end with a line."""
+        told = os.fstat(descriptor)
+        if not stat.S_ISREG(told.st_mode):
+            raise ToolError("no regular file")
+        wanted = min(told.st_size + 1, BLOCK_BYTES)
+        block = os.read(descriptor, max(wanted, 65536))
+        if is_binary(block):
+            self.binary += self.holds(descriptor, block)
+            return
+        codec = next((c for c in MARKED if block.startswith(c.mark)), UTF8)
+        block = block.removeprefix(codec.mark)
+        pieces = blocks(descriptor, block) if told.st_size >= wanted else [block]
+        if codec.encoding != "utf-8":
+            text = b"".join(pieces).decode(codec.encoding, "replace")
+            self.text(name, 0, text, None)
+            return
+        number = 0
+        for piece in pieces:
+            self.block(name, number, piece)
+            number += piece.count(b"\n") if told.st_size >= wanted else 0
+
+    def is_secret(self, descriptor: int) -> bool:
+        """Whether a file that was searched is never read."""
+        if self.linked is None and os.fstat(descriptor).st_nlink > 1:
+            self.linked = self.workspace.secret_files()
+        return self.workspace.is_key(descriptor, self.linked)
 
     def holds(self, descriptor: int, block: bytes) -> bool:
         """Whether a binary file holds a needed text anywhere: then it is worth a word."""
@@ -4964,8 +5409,11 @@ class FileTools:
         first = max(0, offset)
         if not found:
             return f"(no files match {pattern} in {path}){listing.note()}"
-        shown = [shown_name(name) for name in found[first : first + RESULT_CHARS // 2]]
-        return page(shown, first, len(found), "files") + listing.note()
+        sizes = itertools.accumulate(len(name) + 1 for name in found[first:])
+        fits = sum(1 for _ in itertools.takewhile(lambda size: size < RESULT_CHARS, sizes))
+        near = self.workspace.hide(found[first : first + fits])  # the files of this page are opened
+        shown = [shown_name(name) for name in near]
+        return page(shown, first, len(found) - fits + len(near), "files") + listing.note()
 
     def _matching(self, name: str, path: str, pattern: str) -> tuple[list[str], Listing]:
         """Relative paths below a folder (or the file itself) that a glob takes."""
@@ -5013,7 +5461,12 @@ class FileTools:
         kept = holding(names, needed, place, ignore_case=ignore_case)
         first = max(0, offset)
         request = {"names": kept, "regex": regex, "ignore_case": ignore_case, "needed": needed}
-        wanted = {"context": min(max(0, context), MOST_CONTEXT), "first": first}
+        lifted = self.workspace.lifted and [n for n in kept if fold(n) in self.workspace.lifted]
+        wanted = {
+            "context": min(max(0, context), MOST_CONTEXT),
+            "first": first,
+            "lifted": [*lifted],
+        }
         found = self.workspace.searcher.search({**request, **wanted, "room": RESULT_CHARS})
         counts = [(found[key], word) for key, word in SEARCH_COUNTS.items()]
         note = listing.note(*(f"{count} {word}" for count, word in counts if count))
@@ -5083,6 +5536,7 @@ class FileTools:
         text = codec.decode(before)
         if codec.mark:  # it stands before the text and stays
             old, new = old.removeprefix("\ufeff"), new.removeprefix("\ufeff")
+        old, new = as_in_file(text, old, new)
         places = find_places(text, old)
         if not places:
             name = self.workspace.relative(target)
@@ -5102,6 +5556,11 @@ class FileTools:
         first = text.count("\n", 0, places[0][0]) + 1
         summary = f"edited {self.workspace.relative(target)}: {len(places)} place(s), line {first}"
         return Change(target, before, after, f"{summary}, {len(after)} bytes")
+
+
+def as_in_file(text: str, old: str, new: str) -> tuple[str, str]:
+    """What to replace and by what, when the model copied escapes that `reveal` had made."""
+    return (old, new) if old in text else (concealed(old), concealed(new))
 
 
 def refuse_unsure(path: str, text: str, places: Iterable[tuple[int, int]], new: str) -> None:
@@ -5378,7 +5837,6 @@ class ShellTools:
     def __init__(self, workspace: Workspace, emit: Emit) -> None:
         self.workspace = workspace
         self.emit = emit
-        self.mask: Callable[[str], str] = str  # of our key in what a command prints
         self.output_folder: Path | None = None  # `.agent/output/<session>/`
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.held = ""  # the beginning of an escape whose end has not come yet
@@ -5410,7 +5868,7 @@ class ShellTools:
 
     def _live(self, data: bytes) -> None:
         if text := self.piece(data):
-            self.emit("tool_output", id=self.call_id, text=self.mask(text))
+            self.emit("tool_output", id=self.call_id, text=text)
 
     def piece(self, data: bytes) -> str:
         """What has come, as text; what is cut inside a character or an escape waits for its end."""
@@ -6116,7 +6574,7 @@ def reads_only(words: Sequence[str]) -> bool:
         outside = word.startswith(("/", "~")) or ".." in re.split("[/=]", word) or "=/" in word
         if outside or refused_option(words[0], word):
             return False
-        if any(path_match(pattern, word) for pattern in SECRETS):
+        if secret_name(word):
             return False
     return True
 
@@ -6128,38 +6586,6 @@ def refused_option(command: str, word: str) -> bool:
         prefix = word[2:].partition("=")[0]
         return bool(prefix) and any(name.startswith(prefix) for name in names.split())
     return word.startswith("-") and any(letter in word for letter in letters)
-
-
-SECRETS = ("**/.env", "**/.env.*", "**/*.pem", "**/id_rsa*", "**/.netrc", "**/.git-credentials")
-
-# Paths that are not like others when written: (pattern, outcome, reason).
-PROTECTED = [
-    (pattern, outcome, reason)
-    for outcome, reason, patterns in (
-        ("deny", "the agent's own state", ".agent .agent/**"),
-        (
-            "deny",
-            "part of git that runs later",
-            "**/.git **/.git/hooks/** **/.git/config* **/.git/info/attributes **/.git/modules/**",
-        ),
-        ("human", "git's own data", "**/.git/**"),
-        (
-            "human",
-            "instructions to an agent",
-            "**/AGENTS.md **/AGENTS.override.md **/CLAUDE.md **/.claude/** **/.codex/**"
-            " **/.cursor/** **/.agents/**",
-        ),
-        ("human", "settings and secrets", "**/.env* **/.npmrc **/.pypirc"),
-        (
-            "human",
-            "runs later",
-            "**/.gitmodules **/.gitconfig **/.bashrc **/.bash_profile **/.profile **/.zshrc"
-            " **/.zprofile **/.zshenv **/.vscode/** **/.idea/** **/.devcontainer/** **/.husky/**"
-            " **/.github/workflows/** **/.mcp.json **/.pre-commit-config.yaml",
-        ),
-    )
-    for pattern in patterns.split()
-]
 
 
 def strictest(decisions: Iterable[Decision]) -> Decision:
@@ -6227,8 +6653,8 @@ def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: st
     default = by_mode(policy, needs)
     if default.outcome == "deny":  # plan mode: no rule and no person makes it write
         return default
-    found = protected(subject) if needs == "write" else None
-    if found and (found.outcome == "deny" or not exact):
+    found = protected(subject) if needs == "write" else hidden_secret(subject, needs)
+    if found and (needs == "write" and found.outcome == "deny" or not exact):
         return found
     if asked or allowed:
         return asked or allowed or default
@@ -6244,10 +6670,23 @@ def denies(policy: Policy, name: str, needs: str, subject: str) -> bool:
 
 def protected(path: str) -> Decision | None:
     """What the built-in table says of a written path."""
-    for pattern, outcome, reason in PROTECTED:
-        if path_match(pattern, path):
-            return Decision(outcome, f"{path}: {reason}", f"built-in {pattern}")
-    return None
+    row = protected_row(path)
+    return Decision(row[0], f"{path}: {row[1]}", f"built-in {row[2]}") if row else None
+
+
+def hidden_secret(path: str, needs: str) -> Decision | None:
+    """What the built-in table says of a path that is read."""
+    reason = secret_name(path) if needs == "read" else ""
+    return (
+        Decision("deny", f"{path} is never read: {reason}", "built-in secrets") if reason else None
+    )
+
+
+def lifted_paths(rules: Iterable[Rule]) -> frozenset[str]:
+    """The paths, folded, that allow rules name without wildcards, for reading."""
+    texts = [rule.pattern for rule in rules if rule.tool in ("read_file", "*")]
+    plain = [text for text in texts if not re.search(r"[*?\[]", re.sub(r"\[[*?\[]\]", "", text))]
+    return frozenset(fold(re.sub(r"\[([*?\[])\]", r"\1", text)) for text in plain)
 
 
 def names_host(policy: Policy, url: str) -> bool:
@@ -6519,6 +6958,8 @@ class Agent:
         self.streak: list[tuple[str, str, str]] = []  # equal calls with equal results, in a row
         self.window_asked = False
         self.compact_floor = 0.0  # below this size another pass would free nothing
+        self.invisible = 0  # characters in the project notes that show nothing
+        self.warned_invisible = False
         self.save_failed = False
         self.unsaved = False  # a reply came; it is saved before anything else happens
 
@@ -6544,7 +6985,12 @@ class Agent:
         turns = session.header["turns"]
         turns[:] = [at if type(at) is int else 0 for at in turns]
         self.workspace.journal.turn = len(turns)
+        self.transcript.mask_with(self.mask)
         self.transcript.set_system(self.system_text())
+
+    def mask(self, text: str) -> str:
+        """A text without what is secret: for whatever is shown, saved or sent."""
+        return self.workspace.secrets.mask(text)
 
     def set_mode(self, mode: str) -> None:
         """Change the mode; the model is told once, with the next user message (T1)."""
@@ -6588,7 +7034,17 @@ class Agent:
 
     def read_notes(self) -> str:
         """The project's AGENTS.md files as they are now."""
-        return "" if self.settings.bare else read_agents_md(self.workspace)
+        if self.settings.bare:
+            return ""
+        text, self.invisible = reveal(read_agents_md(self.workspace))
+        return text + invisible_note(self.invisible)
+
+    def warn_invisible(self, where: str, count: int) -> None:
+        """Tell the person once of characters that show nothing: text that only the model reads."""
+        if count and not self.warned_invisible:
+            self.warned_invisible = True
+            text = f"{where} holds {count} invisible characters; the model gets them escaped"
+            self.emit("notice", level="warning", text=text)
 
     # -- a run: one prompt to its end
 
@@ -6600,7 +7056,7 @@ class Agent:
         self.denied, self.turns, self.usage, self.unattended = [], 0, {}, False
         result = Result("done", 0)
         try:
-            result.text = self.run_turn(prompt)
+            result.text = self.run_turn(self.mask(clean(prompt)))
             if self.unattended:
                 result.status, result.exit_code = "needs_permission", 77
         except TurnEnd as end:
@@ -6613,7 +7069,8 @@ class Agent:
             self.seal()
             result = Result("cancelled", exit_code_of(stop))
         self.save(sync=True)
-        result.turns, result.usage, result.denied = self.turns, self.usage, self.denied
+        result.turns, result.usage = self.turns, self.usage
+        result.text, result.denied = clean_all([result.text, self.denied], self.mask)
         result.ms = round((time.monotonic() - began) * 1000)
         result.session_id = self.session.id if self.session.path else ""
         self.emit("result", **dataclasses.asdict(result))
@@ -6638,6 +7095,7 @@ class Agent:
         """The user message, with what changed since the last one, saved before anything is sent."""
         self.keep(self.session.keep_backup)
         changed = self.read_notes()
+        self.warn_invisible("AGENTS.md", self.invisible)
         if changed != self.project_notes:
             self.project_notes = changed
             self.notes.append(f"[note: the project notes changed; they are now:]\n{changed}\n")
@@ -6865,6 +7323,7 @@ class Agent:
             if one.decision.outcome == "deny":
                 raise Denied(one.decision.reason)
             one.plan = self.plan(one.made, one.arguments)
+            self.refuse_changed(one)
             self.approve(one)
         except ToolError as error:
             one.error = error
@@ -6872,6 +7331,19 @@ class Agent:
             self.answer(one, "cancelled", self.cut_output(call, stop))
             raise
         return one
+
+    def refuse_changed(self, one: Running) -> None:
+        """Raises ToolError where a call would write MASK for a secret, or elsewhere by now."""
+        plan, words = one.plan, encode(one.arguments) if one.made.needs == "run" else ""
+        marks = (plan.after or b"").count(MASK.encode()) if plan else words.count(MASK)
+        if marks > ((plan.before or b"").count(MASK.encode()) if plan else 0):
+            reason = f"{MASK} stands for a secret that you can not see, so this was not done"
+            raise ToolError(f"{reason}; leave that part alone or use the variable's name")
+        if plan:
+            name = self.workspace.relative(plan.path)
+            again = decide(self.policy(), one.made.name, one.made.needs, name)
+            if strictest([one.decision, again]) != one.decision and again.outcome != "ask":
+                raise OutsideError(f"{name}: the path leads elsewhere now")
 
     def finish(self, one: Running) -> None:
         """Answer a call that came to its end."""
@@ -6920,7 +7392,7 @@ class Agent:
 
     def may_show(self, name: str, path: str) -> bool:
         """Whether a search by this tool may show a path: not what `read_file` may not read."""
-        if not self.settings.deny:  # asked for each file of a search
+        if not self.settings.deny and not secret_name(path):  # asked for each file of a search
             return True
         policy, names = self.policy(), (name, "read_file")
         return all(decide(policy, one, "read", path).outcome != "deny" for one in names)
@@ -7016,7 +7488,9 @@ class Agent:
     def answer(self, one: Running, status: str, text: str) -> None:
         """Fill in a result, save, report; an equal call with an equal result is counted."""
         call, decision = one.call, one.decision
-        text = self.client.mask(text, least=SECRET_CHARS)
+        text, count = reveal(self.mask(text))
+        text += invisible_note(count)
+        self.warn_invisible(f"the result of {call.name}", count)
         made = (call.name, encode(call.arguments), text)
         self.streak = [*self.streak, made] if made in self.streak[-1:] else [made]
         if len(self.streak) == REPEATS_NOTED:
@@ -7106,6 +7580,7 @@ class Agent:
         if focus:
             text = f"Keep above all: {focus}\n\n{text}"
         asked = Transcript([{"role": "system", "content": "You write hand-over notes."}])
+        asked.mask = self.mask
         asked.add_user(text)
         reply = self.client.complete(asked, quiet=True)
         summary = text_of(reply.message["content"]).strip()
@@ -7273,6 +7748,11 @@ def is_yes(answer: str | None) -> bool:
     return isinstance(answer, str) and answer.strip().lower() in ("y", "yes")
 
 
+def invisible_note(count: int) -> str:
+    """What is said behind a text whose invisible characters were escaped; "" for none."""
+    return f"\n[{count} invisible characters are shown as \\u{{...}}]" if count else ""
+
+
 def first_line(text: str) -> str:
     """The first line that says something, as a title."""
     return (text.strip().splitlines() or [""])[0][:80]
@@ -7291,19 +7771,22 @@ def flatten(messages: Iterable[Message]) -> str:
 
 
 def read_agents_md(workspace: Workspace) -> str:
-    """AGENTS.md from the git root down to the workspace, root first; links are not followed."""
+    """AGENTS.md from the git root down to the workspace, root first.
+
+    A link is followed inside the git root, unless it leads to a secret.
+    """
     folders = [workspace.root]
     if not (workspace.root / ".git").exists():
         above = list(workspace.root.parents)
         at = next((n for n, folder in enumerate(above) if (folder / ".git").exists()), -1)
         folders += above[: at + 1]
+    place = Workspace(folders[-1], workspace.environ)
     parts, left = [], AGENTS_MD_BYTES
     for folder in reversed(folders):
         if not os.path.lexists(folder / "AGENTS.md"):
             continue
         try:
-            place = Workspace(folder, {})
-            with open(place.open_file(place.root / "AGENTS.md"), "rb") as file:
+            with open(place.open_file(place.safe_path(f"{folder}/AGENTS.md")), "rb") as file:
                 data = file.read(left)
         except (ToolError, OSError):
             continue
@@ -7321,8 +7804,8 @@ def read_agents_md(workspace: Workspace) -> str:
 
 def visible(text: str) -> str:
     """Text that can not move the cursor or hide: control and direction characters are escaped."""
-    hidden = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
-    return re.sub(hidden, lambda found: f"\\u{{{ord(found[0]):x}}}", text)
+    hidden = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"
+    return re.sub(hidden + "|" + INVISIBLE.pattern, escaped_characters, text)
 
 
 SHOWN_CHARS, SHOWN_LINES = 110, 4  # of a call and of its result
@@ -7807,14 +8290,15 @@ def build_agent(
     `emit(kind, **data)` gets every event. `ask` gets a Question and returns what a person typed,
     None for nobody; without it nobody is there.
     """
-    report = guarded(emit or (lambda kind, **data: None))
     root = workspace_root(settings)
-    make_policy(settings, settings.mode)  # refuses what is no rule
+    policy = make_policy(settings, settings.mode)  # refuses what is no rule
+    keys = [settings.api_key or "", *settings.keys.values()]
+    workspace = Workspace(root, settings.environ, settings.env_keep, keys)
+    workspace.lifted = lifted_paths(policy.allow)
+    report = workspace.secrets.events(guarded(emit or (lambda kind, **data: None)))
     client = Client(settings, report, sleep=sleep)
     client.model = settings.model or known_model(session, client) or client.first_model()
-    workspace = Workspace(root, settings.environ, settings.env_keep)
     shell = ShellTools(workspace, report)
-    shell.mask = lambda text: agent.client.mask(text, least=SECRET_CHARS)
     agent = Agent(settings, client, workspace, emit=report, ask=guarded(ask) if ask else None)
     agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
     session, trouble = (session, "") if session else begin_session(settings, root)
@@ -7926,16 +8410,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings, flags = load(sys.argv[1:] if argv is None else argv, os.environ)
         return run_command(settings, flags)
     except AgentError as error:
-        report_failure(flags, str(error), error.exit_code)
+        report_failure(flags, secrets_of(settings).mask(str(error)), error.exit_code)
         return error.exit_code
     except KeyboardInterrupt as stop:
         ignore_signals()
         report_failure(flags, "cancelled", exit_code_of(stop))
         return exit_code_of(stop)
     except Exception as error:
-        keys = [*(settings.keys.values() if settings else ()), *map(os.environ.get, KEY_NAMES)]
-        where = save_crash(error, keys)
-        report_failure(flags, mask_keys(f"internal error: {error!r}; {where}", keys), 1)
+        mask = secrets_of(settings).mask
+        where = save_crash(error, mask)
+        report_failure(flags, mask(f"internal error: {error!r}; {where}"), 1)
         return 1
     finally:
         close_streams()
@@ -7980,19 +8464,21 @@ def close_streams() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def mask_keys(text: str, keys: Iterable[str | None]) -> str:
-    """The text without any of the keys."""
-    for key in keys:
-        text = text.replace(key, "***") if key and len(key) > 3 else text
-    return text
+def secrets_of(settings: Settings | None) -> Secrets:
+    """What no message of this process may hold, also where no agent could be built."""
+    keep = settings.env_keep if settings else ()
+    environ = settings.environ if settings else os.environ
+    own = [environ[name] for name in KEY_NAMES if name in environ]
+    keys = [settings.api_key or "", *settings.keys.values()] if settings else []
+    return Secrets([*keys, *own], [environ[name] for name in withheld_names(environ, keep)])
 
 
-def save_crash(error: Exception, keys: Iterable[str | None]) -> str:
+def save_crash(error: Exception, mask: Callable[[str], str]) -> str:
     """The trace of a fault of ours, for a bug report; says where it is."""
     import traceback
 
     path = Path(".agent") / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-    text = mask_keys("".join(traceback.format_exception(error)), keys)
+    text = mask("".join(traceback.format_exception(error)))
     try:
         state_folder(Path.cwd())
         write_private(path, clean(text))
@@ -8007,7 +8493,10 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
         return run_demo(settings, keep=flags.keep)
     root = workspace_root(settings)
     screen = Screen(sys.stdout, sys.stderr, streams=sys.stdout.isatty())
+    trouble = state_trouble(root)
     if flags.sessions:
+        if trouble:
+            raise SessionError(trouble)
         show_sessions(root / ".agent" / "sessions", screen)
         if screen.failure:
             raise AgentError(f"the list could not be written: {screen.failure}")
@@ -8019,7 +8508,7 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     terminal = sys.stdin.isatty() and sys.stderr.isatty()
     there = terminal and not flags.yes and not flags.print and flags.output_format == "text"
     settings = find_endpoint(settings, screen, search=terminal)
-    person = Person(screen, sys.stdin, root / ".agent" / "history")
+    person = Person(screen, sys.stdin, None if trouble else root / ".agent" / "history")
     emit = screen.emit
     if flags.output_format != "text":
         screen.streams = False
@@ -8098,7 +8587,7 @@ def choose_session(
         folder,
         flags.resume,
         fork=flags.fork,
-        check=lambda path: allow_tracked(path, ask, settings.environ),
+        check=lambda path: allow_tracked(path, ask, environ_of_ours(settings.environ, root)),
     )
     if session is None:
         notices.append("nothing to resume; this is a new session")
