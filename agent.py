@@ -3050,7 +3050,6 @@ def class_regex(inner: str, *, negated: bool) -> str:
 
 def fold(path: str) -> str:
     """A path as a disk may compare it that ignores case, and characters that show nothing."""
-    path = os.path.normpath(path)
     return (path if path.isascii() else INVISIBLE.sub("", path)).casefold()
 
 
@@ -3080,12 +3079,21 @@ def secret_name(path: str) -> str:
 
 
 def holds_key(descriptor: int, most: int = HASHED_BYTES) -> bool:
-    """Whether an open file contains a private key; beyond `most` bytes nobody looks."""
+    """Whether an open regular file contains a private key; beyond `most` bytes nobody looks."""
     told = os.fstat(descriptor)
-    if not stat.S_ISREG(told.st_mode):
-        return False
-    data = os.pread(descriptor, min(told.st_size + 1, most), 0)
-    return b"PRIVATE KEY" in data and PEM_KEY.search(data) is not None
+    at, data = 0, b""
+    while stat.S_ISREG(told.st_mode) and at < min(most, told.st_size):
+        piece = os.pread(descriptor, min(1 << 20, told.st_size), at)
+        at += len(piece) or most
+        data = data[-200:] + piece  # a key may begin at the end of the last one
+        if b"PRIVATE KEY" in data and PEM_KEY.search(data):
+            return True
+    return False
+
+
+def begins_with_key(descriptor: int) -> bool:
+    """The same for a file that is only listed."""
+    return holds_key(descriptor, KEY_FRONT_BYTES)
 
 
 # Paths that are not like others when written: (pattern, outcome, reason). A pattern that ends with
@@ -3133,7 +3141,7 @@ def protected_row(path: str) -> tuple[str, str, str] | None:
     >>> protected_row("sub/.git/hooks/pre-commit")
     ('deny', 'part of git that runs later', '**/.git/hooks/**')
     """
-    folded = fold(path)
+    folded = fold(os.path.normpath(path))
     if folded.startswith(("/", "../")) or folded == "..":
         return "deny", "outside the workspace", "outside"
     for pattern, outcome, reason in PROTECTED:
@@ -3238,19 +3246,19 @@ class Workspace:
     @functools.cached_property
     def settings_folders(self) -> list[str]:
         """The folder of the user's own settings and keys, with and without links."""
-        return [fold(self.config), fold(os.path.realpath(self.config))]
+        return [fold(os.path.normpath(self.config)), fold(os.path.realpath(self.config))]
 
     @functools.cached_property
     def secret_folders(self) -> list[str]:
         """Folders of the home that hold credentials."""
         home = self.home or os.path.expanduser("~")
-        homes = {home, os.path.realpath(home)}
+        homes = {os.path.normpath(home), os.path.realpath(home)}
         return [fold(f"{home}/{name}") for home in homes for name in SECRET_FOLDERS]
 
     def is_secret(self, text: str, base: str = "") -> str:
         """Why a file is never read, by its names, its place, or for a private key in it; or ""."""
         names = self.names(text, base)
-        return self.secret_place(names) or self._secret_inside(names[-1])
+        return self.secret_place(names) or self._secret_inside(names[-1], self.is_key)
 
     def secret_place(self, names: Iterable[str]) -> str:
         """Why a file of these names is never read, whatever it contains."""
@@ -3264,7 +3272,7 @@ class Workspace:
                 return "a folder of credentials"
         return ""
 
-    def _secret_inside(self, name: str, most: int = HASHED_BYTES) -> str:
+    def _secret_inside(self, name: str, check: Callable[[int], bool] = holds_key) -> str:
         path = os.path.join(self.root, name)
         if path.startswith(("/proc/", "/dev/", "/sys/")):
             return ""
@@ -3273,7 +3281,7 @@ class Workspace:
         except (OSError, ValueError):
             return ""
         try:
-            return "it contains a private key" if holds_key(descriptor, most) else ""
+            return "it contains a private key, or is a secret" if check(descriptor) else ""
         finally:
             os.close(descriptor)
 
@@ -3295,14 +3303,14 @@ class Workspace:
             inside = os.path.relpath(folder, self.root)
             for name in (*folders, *(f for f in files if hidden or f[0] != ".")):
                 path = os.path.normpath(f"{inside}/{name}")
-                is_key = KEY_LIKE.search(name) and self._secret_inside(path, KEY_FRONT_BYTES)
+                is_key = KEY_LIKE.search(name) and self._secret_inside(path)
                 if is_key or self.secret_place([path]):
                     yield path
 
     def hide(self, names: Sequence[str]) -> list[str]:
         """Paths without those of files that contain a private key."""
         inner = (name for name in names if fold(name) not in self.lifted)
-        keys = {name for name in inner if self._secret_inside(name, KEY_FRONT_BYTES)}
+        keys = {name for name in inner if self._secret_inside(name, begins_with_key)}
         return [name for name in names if name not in keys]
 
     def git_programs(self) -> str:
@@ -3325,10 +3333,10 @@ class Workspace:
         if path == self.root:
             raise ToolError(f"{name} is a folder: use list_files")
         lifted = not told or fold(name) in self.lifted
-        if told and not self.may_tell(name):
-            raise OutsideError(f"{name} is not to be read: a rule of the user denies it")
         if not lifted and (reason := self.secret_place([name])):
             raise OutsideError(f"{name} is never read: {reason}")
+        if told and not self.may_tell(name):
+            raise OutsideError(f"{name} is not to be read: a rule of the user denies it")
         if not os.path.lexists(path):
             raise ToolError(f"{name} does not exist{similar_hint(self.similar(path))}")
         folder = self.folder(path)
@@ -6686,7 +6694,8 @@ def lifted_paths(rules: Iterable[Rule]) -> frozenset[str]:
     """The paths, folded, that allow rules name without wildcards, for reading."""
     texts = [rule.pattern for rule in rules if rule.tool in ("read_file", "*")]
     plain = [text for text in texts if not re.search(r"[*?\[]", re.sub(r"\[[*?\[]\]", "", text))]
-    return frozenset(fold(re.sub(r"\[([*?\[])\]", r"\1", text)) for text in plain)
+    texts = [re.sub(r"\[([*?\[])\]", r"\1", text) for text in plain]
+    return frozenset(fold(os.path.normpath(text)) for text in texts)
 
 
 def names_host(policy: Policy, url: str) -> bool:
@@ -7489,7 +7498,7 @@ class Agent:
         """Fill in a result, save, report; an equal call with an equal result is counted."""
         call, decision = one.call, one.decision
         text, count = reveal(self.mask(text))
-        text += invisible_note(count)
+        text = clip(text) + invisible_note(count)
         self.warn_invisible(f"the result of {call.name}", count)
         made = (call.name, encode(call.arguments), text)
         self.streak = [*self.streak, made] if made in self.streak[-1:] else [made]

@@ -250,6 +250,20 @@ def test_a_state_folder_that_is_no_plain_folder_is_refused_and_left_alone(tmp_pa
     assert kind == "file" or not target.exists() or list(target.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "mode, used", [(0o700, True), (0o755, True), (0o775, False), (0o707, False)]
+)
+def test_a_state_folder_that_others_can_write_is_not_used(tmp_path, mode, used):
+    (tmp_path / ".agent").mkdir()
+    (tmp_path / ".agent").chmod(mode)
+    if used:
+        assert state_folder(tmp_path).is_dir()
+        return
+    with pytest.raises(SessionError, match="can be written by others"):
+        state_folder(tmp_path)
+    assert list((tmp_path / ".agent").iterdir()) == []
+
+
 def test_a_link_in_place_of_a_session_file_or_its_temporary_file_is_not_written_through(
     tmp_path, folder
 ):
