@@ -3065,7 +3065,7 @@ PEM_KEY = re.compile(
     rb"[ \t]*(?:\r?\n|\\r|\\n)+[ \t]*[A-Za-z0-9+/]"
 )
 KEY_LIKE = re.compile(r"\.(?:pem|key|p8|pk8|asc)$|^id_|[._-](?:rsa|key)$", re.IGNORECASE)
-KEY_FRONT_BYTES = 65536  # of a file that is only listed
+KEY_FRONT_BYTES = 65536  # of a file that is only listed, or huge
 
 
 def secret_name(path: str) -> str:
@@ -3079,8 +3079,9 @@ def secret_name(path: str) -> str:
 
 
 def holds_key(descriptor: int, most: int = HASHED_BYTES) -> bool:
-    """Whether an open regular file contains a private key; beyond `most` bytes nobody looks."""
+    """Whether an open regular file contains a private key; of a huge one only its front is read."""
     told = os.fstat(descriptor)
+    most = most if told.st_size <= HASHED_BYTES else KEY_FRONT_BYTES
     at, data = 0, b""
     while stat.S_ISREG(told.st_mode) and at < min(most, told.st_size):
         piece = os.pread(descriptor, min(1 << 20, told.st_size), at)
@@ -3250,10 +3251,11 @@ class Workspace:
 
     @functools.cached_property
     def secret_folders(self) -> list[str]:
-        """Folders of the home that hold credentials."""
+        """Folders of the home that hold credentials, and that of the user's own settings."""
         home = self.home or os.path.expanduser("~")
         homes = {os.path.normpath(home), os.path.realpath(home)}
-        return [fold(f"{home}/{name}") for home in homes for name in SECRET_FOLDERS]
+        found = [fold(f"{home}/{name}") for home in homes for name in SECRET_FOLDERS]
+        return found + self.settings_folders
 
     def is_secret(self, text: str, base: str = "") -> str:
         """Why a file is never read, by its names, its place, or for a private key in it; or ""."""
@@ -3266,11 +3268,13 @@ class Workspace:
             path = os.path.join(self.root, name)
             if reason := secret_name(name):
                 return reason
-            if self.is_below(path, self.settings_folders):
-                return "the agent's own settings and keys"
             if self.is_below(path, self.secret_folders):
-                return "a folder of credentials"
+                return "it lies in a folder of keys"
         return ""
+
+    def refused(self, name: str) -> str:
+        """Why a relative path is not read, by its name and place, unless a rule lifts that."""
+        return "" if fold(name) in self.lifted else self.secret_place([name])
 
     def _secret_inside(self, name: str, check: Callable[[int], bool] = holds_key) -> str:
         path = os.path.join(self.root, name)
@@ -3332,8 +3336,7 @@ class Workspace:
         name = self.relative(path)
         if path == self.root:
             raise ToolError(f"{name} is a folder: use list_files")
-        lifted = not told or fold(name) in self.lifted
-        if not lifted and (reason := self.secret_place([name])):
+        if told and (reason := self.refused(name)):
             raise OutsideError(f"{name} is never read: {reason}")
         if told and not self.may_tell(name):
             raise OutsideError(f"{name} is not to be read: a rule of the user denies it")
@@ -3348,7 +3351,9 @@ class Workspace:
         finally:
             os.close(folder)
         kind = file_kind(os.fstat(descriptor).st_mode)
-        if kind == "file" and (lifted or not self.is_key(descriptor)):
+        if kind == "file" and not (
+            told and fold(name) not in self.lifted and self.is_key(descriptor)
+        ):
             return descriptor
         os.close(descriptor)
         if kind == "file":
@@ -3476,6 +3481,8 @@ class Workspace:
         folders: dict[str, list[str]] = {}  # prefix -> names
         while waiting and count < most:
             prefix = waiting.pop()
+            if self.is_below(f"{self.root}/{prefix}".rstrip("/"), self.secret_folders):
+                continue
             try:
                 with os.scandir(f"{self.root}/{prefix}") as entries:
                     inner, files = found.sort(entries, prefix)
@@ -5433,6 +5440,8 @@ class FileTools:
         if kind not in ("file", "folder"):
             raise ToolError(f"{path} is a {kind}, no regular file")
         if kind == "file":
+            if reason := workspace.refused(workspace.relative(root)):
+                raise OutsideError(f"{path} is never read: {reason}")
             if not self.may_show(name, workspace.relative(root)):
                 raise OutsideError(f"a rule of the user denies {path}")
             return [workspace.relative(root)], Listing()
@@ -7401,7 +7410,9 @@ class Agent:
 
     def may_show(self, name: str, path: str) -> bool:
         """Whether a search by this tool may show a path: not what `read_file` may not read."""
-        if not self.settings.deny and not secret_name(path):  # asked for each file of a search
+        if secret_name(path) and fold(path) not in self.workspace.lifted:
+            return False
+        if not self.settings.deny:  # asked for each file of a search
             return True
         policy, names = self.policy(), (name, "read_file")
         return all(decide(policy, one, "read", path).outcome != "deny" for one in names)
