@@ -27,6 +27,7 @@ from agent import (
     read_session,
     resume_session,
     state_folder,
+    tracked_by_git,
 )
 from flaky_server import FlakyServer
 
@@ -658,6 +659,22 @@ def test_a_session_that_git_tracks_is_not_resumed_without_a_humans_yes(tmp_path,
         listed = run_agent(server.url, tmp_path, "--sessions")
     sent = [message["content"] for body in server.requests for message in body["messages"]]
     assert ("evil" in sent, OLD in listed) == (False, True)
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+@pytest.mark.parametrize(
+    "name", ["undo/{}/journal", "output/{}/a.txt", "sessions/{}.archive.jsonl"]
+)
+def test_a_session_whose_other_files_git_tracks_came_with_the_repository_too(tmp_path, name):
+    path = stored(state_folder(tmp_path) / "sessions", OLD)
+    subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
+    environ = {"PATH": os.environ["PATH"]}
+    assert not tracked_by_git(path, environ)
+    other = tmp_path / ".agent" / name.format(OLD)
+    other.parent.mkdir(parents=True, exist_ok=True)
+    other.write_text("{}\n")
+    subprocess.run(["git", "-C", str(tmp_path), "add", "-f", str(other)], check=True)
+    assert tracked_by_git(path, environ)
 
 
 def run_agent(url: str, root: Path, *args: str) -> str:

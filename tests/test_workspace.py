@@ -533,6 +533,19 @@ def test_settings_of_a_repository_that_run_programs_are_named(workspace: Workspa
     assert found == ["", "filter.z.clean", "include.path", "hooks/post-index-change"]
 
 
+def test_our_own_git_is_never_one_of_the_workspace(tmp_path: Path) -> None:
+    bin_ = tmp_path / "ws" / ".venv" / "bin"
+    bin_.mkdir(parents=True)
+    (bin_ / "git").write_text(f"#!/bin/sh\ntouch {tmp_path}/MARKER\n")
+    (bin_ / "git").chmod(0o755)
+    (tmp_path / "ws" / ".gitignore").write_text("*.o\n")
+    for path in (f"{bin_}:{os.environ['PATH']}", f".venv/bin:{os.environ['PATH']}"):
+        made = Workspace(tmp_path / "ws", {"PATH": path})
+        assert (made.walk(made.root).names, made.git_programs()) == ([".gitignore"], "")
+    assert not (tmp_path / "MARKER").exists()
+    assert subprocess.run([bin_ / "git"]).returncode == 0 and (tmp_path / "MARKER").exists()
+
+
 def test_credentials_are_withheld_by_name_and_by_value() -> None:
     secret = {"MY_TOKEN": "1", "DB": "postgres://u:pw@h/d", "X": "ghp_" + "a" * 36, "AWS_KEY": "k"}
     plain = {"JAVA_HOME": "/jdk", "AWS_REGION": "eu", "REMOTE": "ssh://git@host/x", "PWD": "/x"}
