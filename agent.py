@@ -176,7 +176,9 @@ FIRST_EVENT_SECONDS = 600.0  # to the first event that carries data, while comme
 RETRIES = 4  # further tries after a failed request
 RETRY_BASE_SECONDS = 1.0  # then 2, 4, 8
 RETRY_AFTER_LIMIT_SECONDS = 300.0  # a server that asks for a longer wait ends the turn
-SECRET_CHARS = 16  # a key of this length is masked in results; a shorter one may be any word
+MASK = "[masked]"  # stands in every text for a secret
+KEY_CHARS = 8  # a key of ours from this length on is masked; a shorter one may be any word
+SECRET_CHARS = 16  # the same for other values that commands do not see
 RESULT_CHARS = 20_000  # of one tool result
 OUTPUT_FILE_BYTES = 50_000_000  # of a command's whole output kept on disk
 LINE_CHARS = 2_000  # of one line shown by read_file
@@ -366,6 +368,12 @@ def read_config(path: Path) -> dict[str, Any]:
     return table
 
 
+def config_folder(environ: Mapping[str, str]) -> Path:
+    """Where the user's own settings and keys are."""
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return Path(environ.get("XDG_CONFIG_HOME") or f"{home}/.config") / "agent"
+
+
 def read_env_file(path: Path) -> dict[str, str]:
     """`NAME=value` lines of the user's `env` file, for keys; {} when there is none."""
     try:
@@ -510,8 +518,7 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
 def load(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, argparse.Namespace]:
     """Settings from every layer, and what else the command line asked for. Raises UsageError."""
     flags = parse_command_line(argv)
-    home = environ.get("HOME") or os.path.expanduser("~")
-    folder = Path(environ.get("XDG_CONFIG_HOME") or f"{home}/.config") / "agent"
+    folder = config_folder(environ)
     merged = {**read_env_file(folder / "env"), **environ}
     config = {} if flags.bare else read_config(folder / "config.toml")
     known = {field.name for field in dataclasses.fields(Settings)}
@@ -567,15 +574,47 @@ def clean(text: str) -> str:
     return text.replace("\0", "\ufffd")
 
 
-def clean_all(value: Any) -> Any:
-    """`clean` for every string of a JSON value, keys included."""
+def clean_all(value: Any, clean: Callable[[str], str] = clean) -> Any:
+    """`clean`, or another change, for every string of a JSON value, keys included."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):
-        return [clean_all(item) for item in value]
+        return [clean_all(item, clean) for item in value]
     if isinstance(value, dict):
-        return {clean(str(key)): clean_all(item) for key, item in value.items()}
+        return {clean(str(key)): clean_all(item, clean) for key, item in value.items()}
     return value
+
+
+# What shows nothing and a model still reads: zero-width and direction marks, tags, selectors in a
+# row. A joiner between two letters that are no ASCII belongs to a script or an emoji.
+INVISIBLE = re.compile(
+    r"[\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+    r"|[\ufe00-\ufe0f]{2,}"
+    r"|(?<![^\0-\x7f\u200b-\u200f])[\u200c\u200d]|[\u200c\u200d](?![^\0-\x7f\u200b-\u200f])"
+)
+
+
+def reveal(text: str) -> tuple[str, int]:
+    r"""Text with its invisible characters escaped, and how many there were.
+
+    >>> reveal("a\u200bb")
+    ('a\\u{200b}b', 1)
+    """
+    if text.isascii():
+        return text, 0
+    count = sum(len(found[0]) for found in INVISIBLE.finditer(text))
+    return INVISIBLE.sub(escaped_characters, text) if count else text, count
+
+
+def escaped_characters(found: re.Match[str]) -> str:
+    """What was matched, each character as its number."""
+    return "".join(f"\\u{{{ord(char):x}}}" for char in found[0])
+
+
+def concealed(text: str) -> str:
+    """Text as it was before `reveal`."""
+    made = re.sub(r"\\u\{([0-9a-f]{4,5})\}", lambda found: chr(int(found[1], 16)), text)
+    return made if reveal(made)[0] == text else text
 
 
 def encode(value: Any) -> str:
@@ -742,23 +781,29 @@ class Transcript:
         self.messages: list[Message] = list(messages)
         self.call_ids = {call["id"] for message in self.messages for call in calls_of(message)}
         self.waiting: list[str] = []  # calls of the last reply that have not begun
+        self.mask: Callable[[str], str] = str  # what keeps secrets out of every message
         self._known: list[tuple[Message, str, int]] = []
 
     def set_system(self, text: str) -> None:
         """Put the system message first (T1), replacing the one before."""
-        message = {"role": "system", "content": clean(text)}
+        message = {"role": "system", "content": self.mask(clean(text))}
         present = bool(self.messages) and self.messages[0].get("role") == "system"
         self.messages[: 1 if present else 0] = [message]
 
     def add_user(self, text: str) -> None:
         """A user message, which is what begins a turn."""
-        self.messages.append({"role": "user", "content": clean(text) or "(empty)"})
+        text = self.mask(clean(text)) or "(empty)"
+        self.messages.append({"role": "user", "content": text})
 
     def add_reply(
         self, reply: Message, lenient: Callable[[str], bool] = lambda name: False
     ) -> list[Call]:
-        """Append a reply and a sealed result for each of its calls, in one step (T2)."""
+        """Append a reply and a sealed result for each of its calls, in one step (T2).
+
+        The calls that are returned hold their arguments as they came, the message masked ones.
+        """
         stored, calls = normalise_reply(reply, self.call_ids, lenient)
+        stored = clean_all(stored, self.mask)
         if not stored.get("content") and not calls:
             raise ValueError("a reply without content and without calls is not stored (T5)")
         self.waiting = [call.id for call in calls]
@@ -773,7 +818,7 @@ class Transcript:
         """Fill in the result of a call of the last reply."""
         for at in range(len(self.messages) - 1, -1, -1):
             if self.messages[at].get("tool_call_id") == call_id:
-                self.messages[at] = result_message(call_id, text or "(no output)")
+                self.messages[at] = result_message(call_id, self.mask(text) or "(no output)")
                 break
         self.waiting = [other for other in self.waiting if other != call_id]
 
@@ -785,11 +830,18 @@ class Transcript:
     def append_note(self, text: str) -> None:
         """A note to the model, put into the last result (DESIGN, decision 7)."""
         last = self.messages[-1]
-        self.messages[-1] = {**last, "content": clean(f"{last['content']}\n{text}")}
+        self.messages[-1] = {**last, "content": self.mask(clean(f"{last['content']}\n{text}"))}
 
     def replace(self, messages: Iterable[Message]) -> None:
         """Swap in a whole new list, after compaction."""
         self.messages = list(messages)
+
+    def mask_with(self, mask: Callable[[str], str]) -> None:
+        """Keep secrets out from now on, also those that messages from a file hold."""
+        self.mask = mask
+        for at, line in enumerate(self.lines()):
+            if mask(line) != line:
+                self.messages[at] = clean_all(self.messages[at], mask)
 
     def encodings(self) -> list[tuple[Message, str, int]]:
         """Every message, its JSON, made once, and its tokens, estimated."""
@@ -1012,44 +1064,125 @@ class SessionEntry:
     title: str
 
 
+def state_trouble(root: Path) -> str:
+    """Why `.agent/` of a project is not used, "" when it is ours alone or not there yet."""
+    for folder in (root / ".agent", root / ".agent" / "sessions"):
+        try:
+            told = folder.lstat()
+        except OSError:
+            continue
+        reason = ""
+        if not stat.S_ISDIR(told.st_mode):
+            reason = "is not a plain folder"
+        elif os.geteuid() not in (0, told.st_uid):  # root may meet any owner, as in containers
+            reason = "belongs to another user"
+        elif told.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            reason = "can be written by others"
+        if reason:
+            return f"{folder} {reason}, so nothing is kept there"
+    return ""
+
+
 def state_folder(root: Path) -> Path:
     """`.agent/` of a project, made on first use: 0700, ignored by git through its own file."""
+    if trouble := state_trouble(root):
+        raise SessionError(trouble)
     folder = root / ".agent"
-    for part in (folder, folder / "sessions"):
-        if part.is_symlink() or (part.exists() and not part.is_dir()):
-            raise SessionError(f"{part} is not a plain folder, so nothing is kept there")
     try:
         for part in (folder, folder / "sessions"):
             part.mkdir(mode=0o700, exist_ok=True)
         ignore = folder / ".gitignore"
-        if not ignore.exists():
+        if not os.path.lexists(ignore):
             write_private(ignore, "*\n")
     except OSError as error:
         raise SessionError(f"can not keep a session in {folder}: {error.strerror}") from error
     return folder
 
 
+def descend(start: Path, parts: Iterable[str], *, make: bool = False) -> int:
+    """A descriptor of a folder below `start`; no link is followed on the way. Raises OSError."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    folder = os.open(start, flags)
+    try:
+        for part in parts:
+            if make:
+                make_folder(part, folder)
+            inner = os.open(part, flags, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+    except OSError:
+        os.close(folder)
+        raise
+    return folder
+
+
+def make_folder(name: str, parent: int) -> None:
+    """Make a folder inside an open one, unless it is there."""
+    try:
+        os.mkdir(name, dir_fd=parent)
+    except FileExistsError:
+        return
+
+
+def folder_of_ours(path: Path) -> int:
+    """A descriptor of the folder that holds a file of ours, no link followed from `.agent` on."""
+    parts = path.parent.parts
+    at = parts.index(".agent") if ".agent" in parts else len(parts)
+    return descend(Path(*parts[:at]), parts[at:])
+
+
+def open_ours(path: Path, flags: int) -> int:
+    """A descriptor of a regular file of ours, made 0600. Raises OSError."""
+    folder = folder_of_ours(path)
+    try:
+        safe = os.O_NOFOLLOW | os.O_NONBLOCK  # neither a link nor a pipe holds us
+        descriptor = os.open(path.name, flags | safe, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file")
+    return descriptor
+
+
+def read_plain(path: Path) -> bytes:
+    """A regular file of ours. Raises OSError for anything else."""
+    with open(open_ours(path, os.O_RDONLY), "rb") as file:
+        return file.read()
+
+
 def write_private(path: Path, text: str | bytes, *, sync: bool = False) -> None:
     """Write a file of ours whole: 0600 from its creation, temporary file and rename."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # what a kill left, or another put there
+    temporary = path.name + ".tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    folder = folder_of_ours(path)
     try:
-        with open(os.open(temporary, flags, 0o600), "wb") as file:
+        remove_if_there(temporary, folder)  # what a kill left, or another put there
+        with open(os.open(temporary, flags, 0o600, dir_fd=folder), "wb") as file:
             file.write(text.encode("utf-8", "replace") if isinstance(text, str) else text)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
-        temporary.unlink(missing_ok=True)  # half a file only takes the room of others
+        remove_if_there(temporary, folder)  # half a file only takes the room of others
         raise
+    finally:
+        os.close(folder)
+
+
+def remove_if_there(name: str, folder: int) -> None:
+    """Remove a file from an open folder, unless there is none."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return
 
 
 def hold(path: Path) -> int | None:
     """Take the lock of a session: a descriptor, or None when another process holds it."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        descriptor = open_ours(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise SessionError(f"can not lock {path}: {error.strerror}") from error
     try:
@@ -1101,18 +1234,21 @@ class Session:
         """Keep the session as it stands when a turn begins; the rename in save() parts the two."""
         if self.path is None or not self.path.exists():
             return
-        temporary = self.path.with_suffix(".bak.tmp")
-        temporary.unlink(missing_ok=True)
-        os.link(self.path, temporary)
-        os.replace(temporary, self.path.with_suffix(".bak"))
+        folder, name, kept = folder_of_ours(self.path), self.path.name, f"{self.id}.bak"
+        try:
+            remove_if_there(f"{kept}.tmp", folder)
+            os.link(name, f"{kept}.tmp", src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(f"{kept}.tmp", kept, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.close(folder)
 
     def archive(self, messages: Iterable[Message]) -> None:
         """Keep messages that compaction removes, one a line."""
         if self.path is None:
             return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         text = "".join(encode(message) + "\n" for message in messages)
-        with open(os.open(self.path.with_suffix(".archive.jsonl"), flags, 0o600), "ab") as file:
+        with open(open_ours(self.path.with_suffix(".archive.jsonl"), flags), "ab") as file:
             file.write(text.encode("utf-8", "replace"))
 
     def close(self) -> None:
@@ -1141,10 +1277,8 @@ def new_session(folder: Path | None, header: Mapping[str, Any], now: float) -> S
 
 def read_session(path: Path) -> tuple[dict[str, Any], list[Any]]:
     """Header and messages of a session file. Raises SessionError that names the file."""
-    if not path.is_file():  # a pipe would never end
-        raise SessionError(f"{path.name} is no file")
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_plain(path))
     except (OSError, ValueError, RecursionError) as error:
         raise SessionError(f"{path.name} can not be read: {error}") from error
     if isinstance(value, list):
@@ -1266,11 +1400,18 @@ def run_git(
 
 
 def tracked_by_git(path: Path, environ: Mapping[str, str]) -> bool:
-    """Whether a file came with the repository; a git that can not tell counts as a yes."""
+    """Whether a session, or what belongs to it, came with the repository.
+
+    A git that can not tell counts as a yes.
+    """
     if not any(os.path.lexists(folder / ".git") for folder in path.parents):
         return False
-    answer = run_git(path.parent, ["ls-files", "--error-unmatch", path.name], environ)
-    return answer is None or answer.returncode != 1
+    stem = path.stem
+    files = [f"sessions/{stem}{end}" for end in (".json", ".bak", ".archive.jsonl")]
+    options = ["--noglob-pathspecs", "--icase-pathspecs", "ls-files", "-z", "--"]
+    folders = [f"undo/{stem}", f"output/{stem}"]
+    answer = run_git(path.parent.parent, [*options, *files, *folders], environ)
+    return answer is None or answer.returncode != 0 or answer.stdout != b""
 
 
 def fork_session(path: Path) -> tuple[Session, list[str]]:
@@ -2251,9 +2392,9 @@ class Client:
             request.headers["Authorization"] = f"Bearer {self.key}"
         return request
 
-    def mask(self, text: str, *, least: int = 4) -> str:
-        """The text without our key, if it has `least` characters: servers quote it in errors."""
-        return text.replace(self.key, "***") if len(self.key) >= least else text
+    def mask(self, text: str) -> str:
+        """The text without our key, also a short one: servers quote it in errors."""
+        return text.replace(self.key, MASK) if len(self.key) >= 4 else text
 
     @property
     def partial(self) -> str:
@@ -2907,6 +3048,114 @@ def class_regex(inner: str, *, negated: bool) -> str:
     return f"[{'^/' if negated else ''}{''.join(made)}]"
 
 
+def fold(path: str) -> str:
+    """A path as a disk may compare it that ignores case, and characters that show nothing."""
+    return (path if path.isascii() else INVISIBLE.sub("", path)).casefold()
+
+
+# What is never read, by the name of the file or of a folder above it.
+SECRET_NAME = re.compile(
+    r"(?:^|/)(\.env(?![^/]*\.(?:example|sample|template|dist)(?:/|$))[^/]*"
+    r"|id_(?:rsa|dsa|ecdsa|ed25519)|\.netrc|\.git-credentials)(?:/|$)"
+)
+SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure", ".config/gcloud")  # in ~
+# A key as it is, indented, or inside a JSON string; not what only speaks of one.
+PEM_KEY = re.compile(
+    rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
+    rb"[ \t]*(?:\r?\n|\\r|\\n)+[ \t]*[A-Za-z0-9+/]"
+)
+KEY_LIKE = re.compile(r"\.(?:pem|key|p8|pk8|asc)$|^id_|[._-](?:rsa|key)$", re.IGNORECASE)
+KEY_FRONT_BYTES = 65536  # of a file that is only listed, or huge
+
+
+def secret_name(path: str) -> str:
+    """Why a path is never read, by its name alone; "" when it may be.
+
+    >>> secret_name("app/.ENV.local"), secret_name("app/.env.example")
+    ('.env.local holds secrets', '')
+    """
+    found = SECRET_NAME.search(fold(path))
+    return f"{found[1]} holds secrets" if found else ""
+
+
+def holds_key(descriptor: int, most: int = HASHED_BYTES) -> bool:
+    """Whether an open regular file contains a private key; of a huge one only its front is read."""
+    told = os.fstat(descriptor)
+    most = most if told.st_size <= HASHED_BYTES else KEY_FRONT_BYTES
+    at, data = 0, b""
+    while stat.S_ISREG(told.st_mode) and at < min(most, told.st_size):
+        piece = os.pread(descriptor, min(1 << 20, told.st_size), at)
+        at += len(piece) or most
+        data = data[-200:] + piece  # a key may begin at the end of the last one
+        if b"PRIVATE KEY" in data and PEM_KEY.search(data):
+            return True
+    return False
+
+
+def begins_with_key(descriptor: int) -> bool:
+    """The same for a file that is only listed."""
+    return holds_key(descriptor, KEY_FRONT_BYTES)
+
+
+# Paths that are not like others when written: (pattern, outcome, reason). A pattern that ends with
+# /** means the folder too.
+PROTECTED = [
+    (pattern, outcome, reason)
+    for outcome, reason, patterns in (
+        ("deny", "the agent's own state", "**/.agent/** **/.config/agent/**"),
+        (
+            "deny",
+            "part of git that runs later",
+            "**/.git **/.git/hooks/** **/.git/config* **/.git/info/attributes **/.git/modules/**",
+        ),
+        ("human", "git's own data", "**/.git/**"),
+        (
+            "human",
+            "instructions to an agent",
+            "**/AGENTS.md **/AGENTS.override.md **/CLAUDE.md **/.claude/** **/.codex/**"
+            " **/.cursor/** **/.agents/**",
+        ),
+        ("human", "settings and secrets", "**/.env* **/.env*/** **/.npmrc **/.pypirc"),
+        (
+            "human",
+            "runs later",
+            "**/.gitmodules **/.gitconfig **/.bashrc **/.bash_profile **/.bash_login"
+            " **/.bash_logout **/.profile **/.zshrc **/.zprofile **/.zshenv **/.zlogin"
+            " **/.zlogout **/.kshrc **/.cshrc **/.tcshrc **/.config/fish/** **/.vscode/**"
+            " **/.idea/** **/.devcontainer/** **/.devcontainer.json **/.husky/**"
+            " **/.github/workflows/** **/.mcp.json **/.pre-commit-config.yaml",
+        ),
+    )
+    for pattern in patterns.split()
+]
+RUNS_LATER = re.compile(
+    r"(?:gnu)?makefile|.*\.mk|conftest\.py|pytest\.ini|package\.json|pyproject\.toml|tox\.ini"
+    r"|setup\.(?:py|cfg)|noxfile\.py|tasks\.py|(?:site|user)customize\.py|.*\.pth|justfile"
+    r"|dockerfile(?:\..*)?|.*\.dockerfile|(?:docker-)?compose(?:\..*)?\.ya?ml|rakefile|gemfile"
+    r"|build\.rs|build\.gradle(?:\.kts)?|cmakelists\.txt|[a-z]+\.config\.[cm]?[jt]s"
+)
+
+
+def protected_row(path: str) -> tuple[str, str, str] | None:
+    """Outcome, reason and pattern of the row that a written path falls under; None for others.
+
+    >>> protected_row("sub/.git/hooks/pre-commit")
+    ('deny', 'part of git that runs later', '**/.git/hooks/**')
+    """
+    folded = fold(os.path.normpath(path))
+    if folded.startswith(("/", "../")) or folded == "..":
+        return "deny", "outside the workspace", "outside"
+    for pattern, outcome, reason in PROTECTED:
+        if path_match(pattern, folded) or path_match(pattern, f"{folded}/"):
+            return outcome, reason, pattern
+    return None
+
+
+def runs_later(path: str) -> bool:
+    """Whether a build, a test run or an interpreter will run what is written to this file."""
+    return RUNS_LATER.fullmatch(fold(path).rpartition("/")[2]) is not None
+
+
 class CallThread(threading.Thread):
     """A thread that runs one call; once `dropped`, what it brings is too late."""
 
@@ -2917,17 +3166,27 @@ class Workspace:
     """A project's folder: everything that tools read, write and run goes through here."""
 
     def __init__(
-        self, root: Path, environ: Mapping[str, str], env_keep: Sequence[str] = ()
+        self,
+        root: Path,
+        environ: Mapping[str, str],
+        env_keep: Sequence[str] = (),
+        keys: Iterable[str] = (),
     ) -> None:
         self.root = root.resolve()
         self.home = environ.get("HOME", "")
-        self.environ = environ
+        self.config = os.fspath(config_folder(environ))
+        self.environ = environ_of_ours(environ, self.root)
         self.seen: dict[str, str] = {}  # path -> fingerprint of the file as the model last saw it
         self.journal = Journal()
-        self.host = CommandHost(self.root, command_environment(environ, env_keep))
-        self.withheld = [n for n in KEY_NAMES if n in environ and n not in env_keep]
+        self.environ_of_commands = command_environment(environ, env_keep)
+        self.host = CommandHost(self.root, self.environ_of_commands)
+        self.withheld = withheld_names(environ, env_keep)
+        own = [environ[name] for name in KEY_NAMES if name in environ]
+        self.secrets = Secrets([*keys, *own], map(environ.__getitem__, self.withheld))
         self.searcher = Searcher(self.root)
         self.may_tell: Callable[[str], bool] = lambda path: True  # what a rule hides is not named
+        self.lifted: frozenset[str] = frozenset()  # folded paths of secrets that a rule names
+        self.git = GitPrograms(self.root, self.environ)
 
     def safe_path(self, text: str) -> Path:
         """The real path of what a model named. Raises ToolError outside the root."""
@@ -2940,6 +3199,9 @@ class Workspace:
             raise ToolError(f"{text} can not be resolved: {error}") from error
         if not path.is_relative_to(self.root):
             raise OutsideError(f"{text} is outside the workspace {self.root}")
+        for place in (Path("/proc"), Path("/dev")):  # where the root is /
+            if path.is_relative_to(place) and not self.root.is_relative_to(place):
+                raise OutsideError(f"{text} is no file of a project")
         return path
 
     def expand(self, text: str) -> str:
@@ -2956,45 +3218,161 @@ class Workspace:
         text = self.expand(text)
         return os.path.relpath(os.path.normpath(self.root / text), self.root)
 
+    def names(self, text: str, base: str = "") -> list[str]:
+        """Every name under which rules see a path: as it was said, and with its links followed.
+
+        Inside the root relative to it, else absolute; `base` is the folder where it was said.
+        """
+        try:
+            said = os.path.join(self.root, base, self.expand(text))
+            literal, real = os.path.normpath(said), os.path.realpath(said)
+        except (ValueError, OSError):  # a NUL
+            return [text]
+        if self.is_inside(real) and not self.is_inside(literal):  # by another way to the root
+            above = [f for f in Path(literal).parents if os.path.realpath(f) == str(self.root)]
+            literal = f"{self.root}{literal[len(str(above[0])) :]}" if above else real
+        found = [os.path.relpath(p, self.root) if self.is_inside(p) else p for p in (literal, real)]
+        # The user's settings are outside, wherever the workspace is.
+        found += [path for path in (literal, real) if self.is_below(path, self.settings_folders)]
+        return list(dict.fromkeys(found))
+
+    def is_inside(self, path: str) -> bool:
+        """Whether an absolute path is the root or below it."""
+        return f"{path}/".startswith(f"{str(self.root).rstrip('/')}/")
+
+    def is_below(self, path: str, folders: Sequence[str]) -> bool:
+        """Whether an absolute path is one of some folded folders or below it."""
+        return f"{fold(path)}/".startswith(tuple(f"{folder}/" for folder in folders))
+
+    @functools.cached_property
+    def settings_folders(self) -> list[str]:
+        """The folder of the user's own settings and keys, with and without links."""
+        return [fold(os.path.normpath(self.config)), fold(os.path.realpath(self.config))]
+
+    @functools.cached_property
+    def secret_folders(self) -> list[str]:
+        """Folders of the home that hold credentials, and that of the user's own settings."""
+        home = self.home or os.path.expanduser("~")
+        homes = {os.path.normpath(home), os.path.realpath(home)}
+        found = [fold(f"{home}/{name}") for home in homes for name in SECRET_FOLDERS]
+        return found + self.settings_folders
+
+    def is_secret(self, text: str, base: str = "") -> str:
+        """Why a file is never read, by its names, its place, or for a private key in it; or ""."""
+        names = self.names(text, base)
+        return self.secret_place(names) or self._secret_inside(names[-1], self.is_key)
+
+    def secret_place(self, names: Iterable[str]) -> str:
+        """Why a file of these names is never read, whatever it contains."""
+        for name in names:
+            path = os.path.join(self.root, name)
+            if reason := secret_name(name):
+                return reason
+            if self.is_below(path, self.secret_folders):
+                return "it lies in a folder of keys"
+        return ""
+
+    def refused(self, name: str) -> str:
+        """Why a relative path is not read, by its name and place, unless a rule lifts that."""
+        return "" if fold(name) in self.lifted else self.secret_place([name])
+
+    def _secret_inside(self, name: str, check: Callable[[int], bool] = holds_key) -> str:
+        path = os.path.join(self.root, name)
+        if path.startswith(("/proc/", "/dev/", "/sys/")):
+            return ""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except (OSError, ValueError):
+            return ""
+        try:
+            return "it contains a private key, or is a secret" if check(descriptor) else ""
+        finally:
+            os.close(descriptor)
+
+    def secret_below(self, text: str, base: str = "", *, hidden: bool = True) -> str:
+        """The name of a secret in a folder, at any depth, that no rule lifts; "" for none.
+
+        `hidden`: also in what begins with a dot, where rg does not look by itself.
+        """
+        start = os.path.join(self.root, self.names(text, base)[-1])
+        found = self.secrets_in(start, hidden=hidden)
+        return next((path for path in found if fold(path) not in self.lifted), "")
+
+    def secrets_in(self, start: str, *, hidden: bool = True) -> Iterator[str]:
+        """The secrets below a folder, relative to the root; of caches and packages none."""
+        for folder, folders, files in os.walk(start):
+            folders[:] = [
+                f for f in folders if f not in SKIPPED_FOLDERS and (hidden or f[0] != ".")
+            ]
+            inside = os.path.relpath(folder, self.root)
+            for name in (*folders, *(f for f in files if hidden or f[0] != ".")):
+                path = os.path.normpath(f"{inside}/{name}")
+                is_key = KEY_LIKE.search(name) and self._secret_inside(path)
+                if is_key or self.secret_place([path]):
+                    yield path
+
+    def hide(self, names: Sequence[str]) -> list[str]:
+        """Paths without those of files that contain a private key."""
+        inner = (name for name in names if fold(name) not in self.lifted)
+        keys = {name for name in inner if self._secret_inside(name, begins_with_key)}
+        return [name for name in names if name not in keys]
+
+    def git_programs(self) -> str:
+        """The git setting by which a repository here has programs run; "" for none."""
+        return self.git.first()
+
     def folder(self, path: Path, *, make: bool = False) -> int:
         """A descriptor of the folder that holds a resolved path, no link followed on the way."""
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-        folder = -1
         try:
-            folder = os.open(self.root, flags)
-            for part in path.relative_to(self.root).parts[:-1]:
-                if make:
-                    make_folder(part, folder)
-                inner = os.open(part, flags, dir_fd=folder)
-                os.close(folder)
-                folder = inner
+            return descend(self.root, path.relative_to(self.root).parts[:-1], make=make)
         except OSError as error:
-            if folder >= 0:
-                os.close(folder)
             raise ToolError(f"{self.relative(path)}: {error.strerror}") from error
-        return folder
 
-    def open_file(self, path: Path) -> int:
-        """The one opener: a descriptor of a regular file inside the root, for reading."""
+    def open_file(self, path: Path, *, told: bool = True) -> int:
+        """The one opener: a descriptor of a regular file inside the root, for reading.
+
+        `told`: the model will see what is in it, so that no secret is opened.
+        """
+        name = self.relative(path)
         if path == self.root:
-            raise ToolError(f"{self.relative(path)} is a folder: use list_files")
+            raise ToolError(f"{name} is a folder: use list_files")
+        if told and (reason := self.refused(name)):
+            raise OutsideError(f"{name} is never read: {reason}")
+        if told and not self.may_tell(name):
+            raise OutsideError(f"{name} is not to be read: a rule of the user denies it")
         if not os.path.lexists(path):
-            hint = similar_hint(self.similar(path))
-            raise ToolError(f"{self.relative(path)} does not exist{hint}")
+            raise ToolError(f"{name} does not exist{similar_hint(self.similar(path))}")
         folder = self.folder(path)
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(path.name, flags, dir_fd=folder)
         except OSError as error:
-            raise ToolError(f"{self.relative(path)}: {error.strerror}") from error
+            raise ToolError(f"{name}: {error.strerror}") from error
         finally:
             os.close(folder)
         kind = file_kind(os.fstat(descriptor).st_mode)
-        if kind != "file":
-            os.close(descriptor)
-            hint = ": use list_files" if kind == "folder" else ""
-            raise ToolError(f"{self.relative(path)} is a {kind}, not a file{hint}")
-        return descriptor
+        if kind == "file" and not (
+            told and fold(name) not in self.lifted and self.is_key(descriptor)
+        ):
+            return descriptor
+        os.close(descriptor)
+        if kind == "file":
+            raise OutsideError(f"{name} is never read: it contains a private key, or is a secret")
+        hint = ": use list_files" if kind == "folder" else ""
+        raise ToolError(f"{name} is a {kind}, not a file{hint}")
+
+    def is_key(self, descriptor: int, secrets: set[tuple[int, int]] | None = None) -> bool:
+        """Whether an open file contains a private key, or is a secret by another hard link."""
+        told = os.fstat(descriptor)
+        if told.st_nlink == 1:
+            return holds_key(descriptor)
+        known = self.secret_files() if secrets is None else secrets
+        return (told.st_dev, told.st_ino) in known or holds_key(descriptor)
+
+    def secret_files(self) -> set[tuple[int, int]]:
+        """Device and number of each secret in the workspace."""
+        found = (os.lstat(self.root / path) for path in self.secrets_in(os.fspath(self.root)))
+        return {(told.st_dev, told.st_ino) for told in found}
 
     def similar(self, path: Path) -> list[str]:
         """Up to five existing paths whose names are like one that does not exist."""
@@ -3003,11 +3381,11 @@ class Workspace:
             names.setdefault(found.rpartition("/")[2], found)
         stem, near = path.name.casefold(), difflib.get_close_matches(path.name, names, 5, 0.6)
         same = [name for name in names if name.casefold() == stem and name not in near]
-        return [shown_name(names[name]) for name in [*same, *near][:5]]
+        return [shown_name(name) for name in self.hide([names[n] for n in [*same, *near][:5]])]
 
-    def read(self, path: Path, most: int = sys.maxsize) -> bytes:
+    def read(self, path: Path, most: int = sys.maxsize, *, told: bool = True) -> bytes:
         """A whole file. Raises ToolError above `most` bytes."""
-        with open(self.open_file(path), "rb") as file:
+        with open(self.open_file(path, told=told), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > most:
                 name = self.relative(path)
@@ -3015,8 +3393,8 @@ class Workspace:
             return file.read()
 
     def read_if_there(self, path: Path) -> bytes | None:
-        """A whole file, None when there is nothing at that path."""
-        return self.read(path, EDITED_BYTES) if os.path.lexists(path) else None
+        """A whole file, for a change of it; None when there is nothing at that path."""
+        return self.read(path, EDITED_BYTES, told=False) if os.path.lexists(path) else None
 
     def saw(self, path: Path, file: BinaryIO) -> None:
         """The model knows a file as it stands now."""
@@ -3039,12 +3417,15 @@ class Workspace:
     def apply(self, change: Change) -> str:
         """Make a planned change, unless the file is no longer what the plan was made from."""
         name = self.relative(change.path)
+        for row in filter(None, map(protected_row, self.names(name))):
+            if row[0] == "deny":  # the plan was judged by a name that led elsewhere then
+                raise OutsideError(f"{name} is never written: {row[1]}")
         if self.read_if_there(change.path) != change.before:
             raise ToolError(f"{name} changed on disk meanwhile and was left alone: read it again")
         stale = change.before is not None and self.is_stale(change.path, change.before)
         sync = change.before is not None and change.path.stat().st_nlink > 1  # written in place
-        row = self._row(change, name)
-        trouble, note = self.journal.keep(row, change.before, sync=sync), ""
+        kept = self._row(change, name)
+        trouble, note = self.journal.keep(kept, change.before, sync=sync), ""
         folder = self.folder(change.path, make=change.after is not None)
         try:
             if change.after is None:
@@ -3057,7 +3438,7 @@ class Workspace:
         except (OSError, ToolError) as error:
             if not trouble:
                 self.journal.rows.pop()
-            self.remove_empty(row["folders"])
+            self.remove_empty(kept["folders"])
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise ToolError(f"{name}: {reason}") from error
         finally:
@@ -3100,6 +3481,8 @@ class Workspace:
         folders: dict[str, list[str]] = {}  # prefix -> names
         while waiting and count < most:
             prefix = waiting.pop()
+            if self.is_below(f"{self.root}/{prefix}".rstrip("/"), self.secret_folders):
+                continue
             try:
                 with os.scandir(f"{self.root}/{prefix}") as entries:
                     inner, files = found.sort(entries, prefix)
@@ -3246,14 +3629,6 @@ def shown_name(name: str) -> str:
 def similar_hint(paths: Sequence[str]) -> str:
     """What an error adds about paths that are like the one that is missing."""
     return f"; similar: {', '.join(paths)}" if paths else ""
-
-
-def make_folder(name: str, parent: int) -> None:
-    """Make a folder inside an open one, unless it is there."""
-    try:
-        os.mkdir(name, dir_fd=parent)
-    except FileExistsError:
-        return
 
 
 def file_kind(mode: int) -> str:
@@ -3408,11 +3783,15 @@ def digest(data: bytes) -> str:
 
 
 def make_plain_folders(*folders: Path) -> None:
-    """Make folders of ours, 0700. Raises OSError when one of them is a link."""
+    """Make folders of ours, 0700; what is opened in them later follows no link."""
     for folder in folders:
-        if folder.is_symlink():
-            raise OSError(errno.ELOOP, "a link in place of a folder")
-        folder.mkdir(mode=0o700, exist_ok=True)
+        parent = folder_of_ours(folder)
+        try:
+            os.mkdir(folder.name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            continue
+        finally:
+            os.close(parent)
 
 
 Row: TypeAlias = "dict[str, Any]"
@@ -3437,9 +3816,11 @@ class Journal:
     def open(self, folder: Path | None) -> None:
         """Go on with the journal of a session; rows that are none are left out."""
         self.folder, self.rows, self.images = folder, [], {}
-        if folder is None or folder.is_symlink() or not (folder / "journal").is_file():
+        try:
+            lines = read_plain(folder / "journal").splitlines() if folder is not None else []
+        except OSError:  # there is none yet, or no plain one
             return
-        for line in (folder / "journal").read_bytes().splitlines():
+        for line in lines:
             try:
                 row = json.loads(line)
             except ValueError:
@@ -3456,8 +3837,8 @@ class Journal:
                 self._keep_image(image, before, sync=sync)
             if self.folder is not None:
                 make_plain_folders(self.folder.parent, self.folder)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-                with open(os.open(self.folder / "journal", flags, 0o600), "wb") as file:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                with open(open_ours(self.folder / "journal", flags), "wb") as file:
                     file.write(b"\n%b\n" % json.dumps(row).encode())  # behind what a kill has torn
             self.rows.append(row)
         except OSError as error:
@@ -3501,13 +3882,6 @@ class Journal:
             write_private(self.folder / "journal", text)
 
 
-def read_plain(path: Path) -> bytes:
-    """A regular file of ours. Raises OSError for anything else: a pipe would hold us."""
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise OSError(errno.EINVAL, "no regular file")
-    return path.read_bytes()
-
-
 def is_row(row: Any) -> bool:
     """Whether a line of a journal has the shape of one."""
     if not isinstance(row, dict) or not isinstance(row.get("folders"), list):
@@ -3518,7 +3892,8 @@ def is_row(row: Any) -> bool:
     )
     shapes = (("turn", int), ("call", str), ("path", str), ("mode", int | None))
     shaped = all(isinstance(row.get(key), kind) for key, kind in shapes)
-    names = all(isinstance(name, str) for name in row["folders"])
+    path = str(row.get("path"))  # what was made for it holds it, and nothing else is removed
+    names = all(isinstance(f, str) and path.startswith(f"{f}/") for f in row["folders"])
     return digests and shaped and names and 0 <= (row["mode"] or 0) <= 0o7777
 
 
@@ -3568,9 +3943,202 @@ QUIET = {  # whatever would wait for a person fails or passes through at once
 }
 
 
+# What looks like a credential: a variable by its name, or by what it holds.
+CREDENTIAL_NAME = re.compile(
+    r"(?:KEY|TOKEN|PASSWORD|PASSWD|PASSPHRASE|_PASS|_PWD|_PAT)$|SECRET|CREDENTIAL"
+    r"|^AWS_(?:ACCESS|SESSION|SECURITY)_",
+    re.IGNORECASE,
+)
+CREDENTIAL_VALUE = re.compile(
+    r"\bsk-[\w-]{16}|\b[srp]k_(?:live|test)_\w{10}|\bgh[opsur]_\w{20}|\bgithub_pat_\w{20}"
+    r"|\bglpat-[\w-]{16}|\bxox[abeprs]-[\w-]{10}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30}"
+    r"|\bhf_\w{20}|\bnpm_\w{30}|\bpypi-[\w-]{30}|\bya29\.[\w-]{20}|\beyJ[\w-]{8,}\.eyJ[\w-]{8}"
+    r"|\bSG\.[\w-]{16,}\.|PRIVATE KEY-----|://[^/\s:@]*:[^/\s@]+@|://[^/\s:@]{20,}@"
+)
+# What makes shells, rg and git run or read something else; what toolchains need is left alone.
+DROPPED = frozenset(
+    "BASH_ENV ENV LESSOPEN LESSCLOSE RIPGREP_CONFIG_PATH GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE"
+    " GIT_COMMON_DIR GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_NAMESPACE"
+    " GIT_PREFIX GIT_EXEC_PATH GIT_TEMPLATE_DIR GIT_EXTERNAL_DIFF GIT_PROXY_COMMAND GIT_CONFIG"
+    " GIT_CONFIG_PARAMETERS".split()
+)
+
+
+def withheld_names(environ: Mapping[str, str], keep: Sequence[str] = ()) -> list[str]:
+    """The variables that commands do not see: our own keys, and what looks like a credential."""
+    return [
+        name
+        for name, value in environ.items()
+        if name not in keep
+        and (name in KEY_NAMES or CREDENTIAL_NAME.search(name) or CREDENTIAL_VALUE.search(value))
+    ]
+
+
 def command_environment(environ: Mapping[str, str], keep: Sequence[str] = ()) -> dict[str, str]:
-    """What commands see: the user's environment without the agent's keys, except those to keep."""
-    return {k: v for k, v in environ.items() if k not in KEY_NAMES or k in keep} | QUIET
+    """What commands see: the user's environment without credentials, except those to keep.
+
+    Git gets no file monitor, which would run at a mere `git status`. What the user configured for
+    other commands, hooks among it, stays: they run after a yes.
+    """
+    withheld = {*withheld_names(environ, keep), *(DROPPED - set(keep))}
+    made = {name: value for name, value in environ.items() if name not in withheld} | QUIET
+    count = made.get("GIT_CONFIG_COUNT", "")
+    at = int(count) if re.fullmatch(r"\d{1,3}", count) else 0
+    own = {f"GIT_CONFIG_KEY_{at}": "core.fsmonitor", f"GIT_CONFIG_VALUE_{at}": "false"}
+    return made | own | {"GIT_CONFIG_COUNT": str(at + 1)}
+
+
+def environ_of_ours(environ: Mapping[str, str], root: Path) -> dict[str, str]:
+    """The environment of our own git and rg: these never come from inside the workspace."""
+    made = dict(environ)
+    if "PATH" in made:
+        folders = [os.path.realpath(f) for f in made["PATH"].split(os.pathsep) if os.path.isabs(f)]
+        inside = "/" if str(root) == "/" else f"{root}/"
+        safe = [f for f in folders if inside == "/" or not f"{f}/".startswith(inside)]
+        made["PATH"] = os.pathsep.join(safe)
+    return made
+
+
+class Secrets:
+    """Values that stay out of every text: our keys, and what commands do not see.
+
+    Never out of bytes: files, before-images and the arguments of a call that runs are left alone.
+    """
+
+    def __init__(self, keys: Iterable[str], withheld: Iterable[str] = ()) -> None:
+        known = {key.strip() for key in keys if len(key.strip()) >= KEY_CHARS}
+        for value in map(str.strip, withheld):
+            mixed = re.search("[0-9]", value) and re.search("[A-Za-z]", value)
+            known |= {value} if mixed and len(value) >= SECRET_CHARS else set()
+        forms = known | {encode(clean(value))[1:-1] for value in known}  # also inside JSON
+        self.values = sorted(forms, key=len, reverse=True)
+
+    def mask(self, text: str) -> str:
+        """The text with MASK in place of every secret."""
+        for value in self.values:
+            if value in text:
+                text = text.replace(value, MASK)
+        return text
+
+    def begun(self, text: str) -> int:
+        """Where at the end of a text a secret may have begun; its length where none has."""
+        first = len(text)
+        for value in self.values:
+            at = text.find(value[0], max(0, len(text) - len(value) + 1))
+            while 0 <= at < first:
+                first = at if value.startswith(text[at:]) else first
+                at = text.find(value[0], at + 1)
+        return first
+
+    def events(self, emit: Emit) -> Emit:
+        """The same `emit`, for events without secrets."""
+        return MaskedEvents(self, emit).emit if self.values else emit
+
+
+class MaskedEvents:
+    """Masks events on their way; the end of a piece that may begin a secret waits for the next."""
+
+    def __init__(self, secrets: Secrets, emit: Emit) -> None:
+        self.secrets, self.target = secrets, emit
+        self.held = ""
+        self.kind = ""  # of the piece that is held, and what else came with it
+        self.rest: dict[str, Any] = {}
+
+    def emit(self, kind: str, **data: Any) -> None:
+        """Report one event."""
+        if kind not in ("text", "reasoning", "tool_output"):
+            self.flush()
+            self.target(kind, **clean_all(data, self.secrets.mask))
+            return
+        rest = {name: value for name, value in data.items() if name != "text"}
+        if (kind, rest) != (self.kind, self.rest):
+            self.flush()
+        text = self.secrets.mask(self.held + data["text"])
+        cut = self.secrets.begun(text)
+        self.held, self.kind, self.rest = text[cut:], kind, rest
+        if cut:
+            self.target(kind, **rest, text=text[:cut])
+
+    def flush(self) -> None:
+        """What is held turned out to be no secret, or none that is whole."""
+        held, self.held = self.held, ""
+        if held:
+            self.target(self.kind, **self.rest, text=held)
+
+
+# Settings by which a git command that only reads runs a program; those of hooks are not among them.
+RUNS_PROGRAMS = re.compile(
+    r"filter\..*\.(?:clean|smudge|process)|diff\.external|diff\..*\.(?:command|textconv)"
+    r"|core\.(?:fsmonitor|sshcommand|pager|editor|askpass|gitproxy|alternaterefscommand)"
+    r"|pager\..*|alias\..*|gpg\.(?:.*\.)?program|gpg\.ssh\.defaultkeycommand|log\.showsignature"
+    r"|include\..*|includeif\..*|remote\..*\.(?:promisor|uploadpack|vcs)|extensions\.partialclone",
+    re.IGNORECASE | re.DOTALL,
+)
+OF_REPOSITORY = ("local", "worktree")  # of git's scopes
+SUBMODULE = re.compile(rb"(?:^|\0)160000 [^\t\0]*\t([^\0]+)")
+
+
+class GitPrograms:
+    """What the repository here, and those inside it that git visits, would make git run."""
+
+    def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
+        self.root, self.environ = root, environ
+        self.places: list[Path] = []  # the files that the answer depends on
+        self.stamps: list[Any] | None = None
+        self.answer = ""
+
+    def first(self) -> str:
+        """The first such setting, "" for none; git is asked again only when a file has changed."""
+        if self.stamps is None or self.stamps != list(map(stamp, self.places)):
+            self.places = [self.root / ".git", self.root / "HEAD"]
+            waiting = [self.root]
+            self.answer = ""
+            while waiting and not self.answer:
+                self.answer = self.look(waiting.pop(), waiting)
+            self.stamps = list(map(stamp, self.places))
+        return self.answer
+
+    def look(self, folder: Path, waiting: list[Path]) -> str:
+        """The first setting of one repository; its submodules are added to those that wait."""
+        names = ("config", "config.worktree", "index")
+        paths = [word for name in names for word in ("--git-path", name)]
+        told = run_git(folder, ["rev-parse", *paths], self.environ)
+        if told is None or told.returncode:
+            above = any(os.path.lexists(f / ".git") for f in (folder, *folder.parents))
+            there = above or (folder / "HEAD").exists()
+            return "a repository that git can not read" if told is None or there else ""
+        files = [folder / os.fsdecode(line) for line in told.stdout.splitlines()]
+        settings = self.settings(folder)
+        hooks = folder / settings.pop("core.hookspath", files[0].parent / "hooks")
+        self.places += [*files, hooks / "post-index-change"]  # runs when `git status` refreshes
+        for key, value in settings.items():
+            harmless = key == "core.fsmonitor" and value in ("true", "false")
+            if RUNS_PROGRAMS.fullmatch(key) and not harmless:
+                return key
+        if os.access(self.places[-1], os.X_OK):
+            return "hooks/post-index-change"
+        listed = run_git(folder, ["ls-files", "-s", "-z"], self.environ)
+        inner = [os.fsdecode(name) for name in SUBMODULE.findall(listed.stdout if listed else b"")]
+        waiting += [folder / name for name in inner if os.path.lexists(folder / name / ".git")]
+        return ""
+
+    def settings(self, folder: Path) -> dict[str, str]:
+        """The settings that came with a repository, those of included files among them."""
+        told = run_git(folder, ["config", "--list", "--show-scope", "-z"], self.environ)
+        words = told.stdout.decode("utf-8", "surrogateescape").split("\0") if told else []
+        local = [
+            t for scope, t in zip(words[::2], words[1::2], strict=False) if scope in OF_REPOSITORY
+        ]
+        return {key: value for key, _, value in (text.partition("\n") for text in local)}
+
+
+def stamp(path: Path) -> Any:
+    """What changes when a file does; None when there is none."""
+    try:
+        told = path.lstat()
+    except OSError:
+        return None
+    return told.st_mtime_ns, told.st_size, told.st_ino
 
 
 HOST_MODULES = "ctypes, json, os, select, signal, socket, sys, time"  # all that HostProcess has
@@ -3843,8 +4411,8 @@ class Capture:
             self._file.write(data)
         elif self.size > RESULT_CHARS // 2 and self.path is not None:
             make_plain_folders(self.path.parent.parent, self.path.parent)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-            self._file = open(os.open(self.path, flags, 0o600), "wb", buffering=0)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            self._file = open(open_ours(self.path, flags), "wb", buffering=0)
             self._file.write(self.head + self.tail)
 
     def text(self, room: int = sys.maxsize, where: str = "") -> str:
@@ -4204,8 +4772,7 @@ def holding(
     """Those of the files that rg finds to hold one of the texts; all where rg can not tell."""
     import shutil
 
-    root, environ = place
-    rg = shutil.which("rg", path=environ.get("PATH", ""))
+    rg = shutil.which("rg", path=place[1].get("PATH", ""))
     if not rg or not needed or len(names) < RG_FROM_FILES:
         return names
     options = [*RG[1:], *(["-i"] if ignore_case else [])]
@@ -4222,7 +4789,8 @@ def holding(
         try:
             answer = subprocess.run(
                 command,
-                cwd=root,
+                cwd=place[0],
+                env=place[1],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=RG_SECONDS,
@@ -4330,9 +4898,9 @@ module.serve_searches(sys.argv[1], sys.stdin.buffer, sys.stdout.buffer)
 def serve_searches(root: str, requests: BinaryIO, answers: BinaryIO) -> None:
     """The worker: one JSON request a line, one JSON answer a line, until the agent is gone.
 
-    Request: {"names", "regex", "ignore_case", "needed", "context", "first", "room"}; answer:
-    {"lines": as they are shown, "total", "binary", "unreadable", "left": files not searched}, or
-    {"error"}.
+    Request: {"names", "regex", "ignore_case", "needed", "context", "first", "room", "lifted": names
+    of files that are searched although they contain a private key}; answer: {"lines": as they are
+    shown, "total", "binary", "unreadable", "left": files not searched}, or {"error"}.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -4359,6 +4927,8 @@ class Search:
         self.is_text = not self.ignore_case and request["needed"] == [request["regex"]]
         self.context = request["context"]
         self.first, self.room = request["first"], request["room"]
+        self.lifted = frozenset(request["lifted"])
+        self.linked: set[tuple[int, int]] | None = None  # secrets, looked for once
         self.lines: list[str] = []
         self.total = self.binary = self.unreadable = self.left = 0
         self.deadline = time.monotonic() + SEARCH_ALL_SECONDS
@@ -4395,31 +4965,45 @@ class Search:
             self.unreadable += 1
 
     def file(self, name: str, last: str, folder: int) -> None:
-        """Search one file of an open folder, in blocks that end with a line."""
+        """Search one file of an open folder; of a secret one nothing is kept."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(last, flags, dir_fd=folder)
+        total, room, shown = self.total, self.room, len(self.lines)
         try:
-            told = os.fstat(descriptor)
-            if not stat.S_ISREG(told.st_mode):
-                raise ToolError("no regular file")
-            wanted = min(told.st_size + 1, BLOCK_BYTES)
-            block = os.read(descriptor, max(wanted, 65536))
-            if is_binary(block):
-                self.binary += self.holds(descriptor, block)
-                return
-            codec = next((c for c in MARKED if block.startswith(c.mark)), UTF8)
-            block = block.removeprefix(codec.mark)
-            pieces = blocks(descriptor, block) if told.st_size >= wanted else [block]
-            if codec.encoding != "utf-8":
-                text = b"".join(pieces).decode(codec.encoding, "replace")
-                self.text(name, 0, text, None)
-                return
-            number = 0
-            for piece in pieces:
-                self.block(name, number, piece)
-                number += piece.count(b"\n") if told.st_size >= wanted else 0
-        finally:
+            self.opened(name, descriptor)
+        finally:  # only a file with matches is worth the look
+            if self.total > total and name not in self.lifted and self.is_secret(descriptor):
+                self.total, self.room = total, room
+                del self.lines[shown:]
             os.close(descriptor)
+
+    def opened(self, name: str, descriptor: int) -> None:
+        """Search an open file, in blocks that end with a line."""
+        told = os.fstat(descriptor)
+        if not stat.S_ISREG(told.st_mode):
+            raise ToolError("no regular file")
+        wanted = min(told.st_size + 1, BLOCK_BYTES)
+        block = os.read(descriptor, max(wanted, 65536))
+        if is_binary(block):
+            self.binary += self.holds(descriptor, block)
+            return
+        codec = next((c for c in MARKED if block.startswith(c.mark)), UTF8)
+        block = block.removeprefix(codec.mark)
+        pieces = blocks(descriptor, block) if told.st_size >= wanted else [block]
+        if codec.encoding != "utf-8":
+            text = b"".join(pieces).decode(codec.encoding, "replace")
+            self.text(name, 0, text, None)
+            return
+        number = 0
+        for piece in pieces:
+            self.block(name, number, piece)
+            number += piece.count(b"\n") if told.st_size >= wanted else 0
+
+    def is_secret(self, descriptor: int) -> bool:
+        """Whether a file that was searched is never read."""
+        if self.linked is None and os.fstat(descriptor).st_nlink > 1:
+            self.linked = self.workspace.secret_files()
+        return self.workspace.is_key(descriptor, self.linked)
 
     def holds(self, descriptor: int, block: bytes) -> bool:
         """Whether a binary file holds a needed text anywhere: then it is worth a word."""
@@ -4840,8 +5424,11 @@ class FileTools:
         first = max(0, offset)
         if not found:
             return f"(no files match {pattern} in {path}){listing.note()}"
-        shown = [shown_name(name) for name in found[first : first + RESULT_CHARS // 2]]
-        return page(shown, first, len(found), "files") + listing.note()
+        sizes = itertools.accumulate(len(name) + 1 for name in found[first:])
+        fits = sum(1 for _ in itertools.takewhile(lambda size: size < RESULT_CHARS, sizes))
+        near = self.workspace.hide(found[first : first + fits])  # the files of this page are opened
+        shown = [shown_name(name) for name in near]
+        return page(shown, first, len(found) - fits + len(near), "files") + listing.note()
 
     def _matching(self, name: str, path: str, pattern: str) -> tuple[list[str], Listing]:
         """Relative paths below a folder (or the file itself) that a glob takes."""
@@ -4853,6 +5440,8 @@ class FileTools:
         if kind not in ("file", "folder"):
             raise ToolError(f"{path} is a {kind}, no regular file")
         if kind == "file":
+            if reason := workspace.refused(workspace.relative(root)):
+                raise OutsideError(f"{path} is never read: {reason}")
             if not self.may_show(name, workspace.relative(root)):
                 raise OutsideError(f"a rule of the user denies {path}")
             return [workspace.relative(root)], Listing()
@@ -4889,7 +5478,12 @@ class FileTools:
         kept = holding(names, needed, place, ignore_case=ignore_case)
         first = max(0, offset)
         request = {"names": kept, "regex": regex, "ignore_case": ignore_case, "needed": needed}
-        wanted = {"context": min(max(0, context), MOST_CONTEXT), "first": first}
+        lifted = self.workspace.lifted and [n for n in kept if fold(n) in self.workspace.lifted]
+        wanted = {
+            "context": min(max(0, context), MOST_CONTEXT),
+            "first": first,
+            "lifted": [*lifted],
+        }
         found = self.workspace.searcher.search({**request, **wanted, "room": RESULT_CHARS})
         counts = [(found[key], word) for key, word in SEARCH_COUNTS.items()]
         note = listing.note(*(f"{count} {word}" for count, word in counts if count))
@@ -4959,6 +5553,7 @@ class FileTools:
         text = codec.decode(before)
         if codec.mark:  # it stands before the text and stays
             old, new = old.removeprefix("\ufeff"), new.removeprefix("\ufeff")
+        old, new = as_in_file(text, old, new)
         places = find_places(text, old)
         if not places:
             name = self.workspace.relative(target)
@@ -4978,6 +5573,11 @@ class FileTools:
         first = text.count("\n", 0, places[0][0]) + 1
         summary = f"edited {self.workspace.relative(target)}: {len(places)} place(s), line {first}"
         return Change(target, before, after, f"{summary}, {len(after)} bytes")
+
+
+def as_in_file(text: str, old: str, new: str) -> tuple[str, str]:
+    """What to replace and by what, when the model copied escapes that `reveal` had made."""
+    return (old, new) if old in text else (concealed(old), concealed(new))
 
 
 def refuse_unsure(path: str, text: str, places: Iterable[tuple[int, int]], new: str) -> None:
@@ -5254,7 +5854,6 @@ class ShellTools:
     def __init__(self, workspace: Workspace, emit: Emit) -> None:
         self.workspace = workspace
         self.emit = emit
-        self.mask: Callable[[str], str] = str  # of our key in what a command prints
         self.output_folder: Path | None = None  # `.agent/output/<session>/`
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.held = ""  # the beginning of an escape whose end has not come yet
@@ -5286,7 +5885,7 @@ class ShellTools:
 
     def _live(self, data: bytes) -> None:
         if text := self.piece(data):
-            self.emit("tool_output", id=self.call_id, text=self.mask(text))
+            self.emit("tool_output", id=self.call_id, text=text)
 
     def piece(self, data: bytes) -> str:
         """What has come, as text; what is cut inside a character or an escape waits for its end."""
@@ -5992,7 +6591,7 @@ def reads_only(words: Sequence[str]) -> bool:
         outside = word.startswith(("/", "~")) or ".." in re.split("[/=]", word) or "=/" in word
         if outside or refused_option(words[0], word):
             return False
-        if any(path_match(pattern, word) for pattern in SECRETS):
+        if secret_name(word):
             return False
     return True
 
@@ -6004,38 +6603,6 @@ def refused_option(command: str, word: str) -> bool:
         prefix = word[2:].partition("=")[0]
         return bool(prefix) and any(name.startswith(prefix) for name in names.split())
     return word.startswith("-") and any(letter in word for letter in letters)
-
-
-SECRETS = ("**/.env", "**/.env.*", "**/*.pem", "**/id_rsa*", "**/.netrc", "**/.git-credentials")
-
-# Paths that are not like others when written: (pattern, outcome, reason).
-PROTECTED = [
-    (pattern, outcome, reason)
-    for outcome, reason, patterns in (
-        ("deny", "the agent's own state", ".agent .agent/**"),
-        (
-            "deny",
-            "part of git that runs later",
-            "**/.git **/.git/hooks/** **/.git/config* **/.git/info/attributes **/.git/modules/**",
-        ),
-        ("human", "git's own data", "**/.git/**"),
-        (
-            "human",
-            "instructions to an agent",
-            "**/AGENTS.md **/AGENTS.override.md **/CLAUDE.md **/.claude/** **/.codex/**"
-            " **/.cursor/** **/.agents/**",
-        ),
-        ("human", "settings and secrets", "**/.env* **/.npmrc **/.pypirc"),
-        (
-            "human",
-            "runs later",
-            "**/.gitmodules **/.gitconfig **/.bashrc **/.bash_profile **/.profile **/.zshrc"
-            " **/.zprofile **/.zshenv **/.vscode/** **/.idea/** **/.devcontainer/** **/.husky/**"
-            " **/.github/workflows/** **/.mcp.json **/.pre-commit-config.yaml",
-        ),
-    )
-    for pattern in patterns.split()
-]
 
 
 def strictest(decisions: Iterable[Decision]) -> Decision:
@@ -6103,8 +6670,8 @@ def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: st
     default = by_mode(policy, needs)
     if default.outcome == "deny":  # plan mode: no rule and no person makes it write
         return default
-    found = protected(subject) if needs == "write" else None
-    if found and (found.outcome == "deny" or not exact):
+    found = protected(subject) if needs == "write" else hidden_secret(subject, needs)
+    if found and (needs == "write" and found.outcome == "deny" or not exact):
         return found
     if asked or allowed:
         return asked or allowed or default
@@ -6120,10 +6687,24 @@ def denies(policy: Policy, name: str, needs: str, subject: str) -> bool:
 
 def protected(path: str) -> Decision | None:
     """What the built-in table says of a written path."""
-    for pattern, outcome, reason in PROTECTED:
-        if path_match(pattern, path):
-            return Decision(outcome, f"{path}: {reason}", f"built-in {pattern}")
-    return None
+    row = protected_row(path)
+    return Decision(row[0], f"{path}: {row[1]}", f"built-in {row[2]}") if row else None
+
+
+def hidden_secret(path: str, needs: str) -> Decision | None:
+    """What the built-in table says of a path that is read."""
+    reason = secret_name(path) if needs == "read" else ""
+    return (
+        Decision("deny", f"{path} is never read: {reason}", "built-in secrets") if reason else None
+    )
+
+
+def lifted_paths(rules: Iterable[Rule]) -> frozenset[str]:
+    """The paths, folded, that allow rules name without wildcards, for reading."""
+    texts = [rule.pattern for rule in rules if rule.tool in ("read_file", "*")]
+    plain = [text for text in texts if not re.search(r"[*?\[]", re.sub(r"\[[*?\[]\]", "", text))]
+    texts = [re.sub(r"\[([*?\[])\]", r"\1", text) for text in plain]
+    return frozenset(fold(os.path.normpath(text)) for text in texts)
 
 
 def names_host(policy: Policy, url: str) -> bool:
@@ -6395,6 +6976,8 @@ class Agent:
         self.streak: list[tuple[str, str, str]] = []  # equal calls with equal results, in a row
         self.window_asked = False
         self.compact_floor = 0.0  # below this size another pass would free nothing
+        self.invisible = 0  # characters in the project notes that show nothing
+        self.warned_invisible = False
         self.save_failed = False
         self.unsaved = False  # a reply came; it is saved before anything else happens
 
@@ -6420,7 +7003,12 @@ class Agent:
         turns = session.header["turns"]
         turns[:] = [at if type(at) is int else 0 for at in turns]
         self.workspace.journal.turn = len(turns)
+        self.transcript.mask_with(self.mask)
         self.transcript.set_system(self.system_text())
+
+    def mask(self, text: str) -> str:
+        """A text without what is secret: for whatever is shown, saved or sent."""
+        return self.workspace.secrets.mask(text)
 
     def set_mode(self, mode: str) -> None:
         """Change the mode; the model is told once, with the next user message (T1)."""
@@ -6464,7 +7052,17 @@ class Agent:
 
     def read_notes(self) -> str:
         """The project's AGENTS.md files as they are now."""
-        return "" if self.settings.bare else read_agents_md(self.workspace)
+        if self.settings.bare:
+            return ""
+        text, self.invisible = reveal(read_agents_md(self.workspace))
+        return text + invisible_note(self.invisible)
+
+    def warn_invisible(self, where: str, count: int) -> None:
+        """Tell the person once of characters that show nothing: text that only the model reads."""
+        if count and not self.warned_invisible:
+            self.warned_invisible = True
+            text = f"{where} holds {count} invisible characters; the model gets them escaped"
+            self.emit("notice", level="warning", text=text)
 
     # -- a run: one prompt to its end
 
@@ -6476,7 +7074,7 @@ class Agent:
         self.denied, self.turns, self.usage, self.unattended = [], 0, {}, False
         result = Result("done", 0)
         try:
-            result.text = self.run_turn(prompt)
+            result.text = self.run_turn(self.mask(clean(prompt)))
             if self.unattended:
                 result.status, result.exit_code = "needs_permission", 77
         except TurnEnd as end:
@@ -6489,7 +7087,8 @@ class Agent:
             self.seal()
             result = Result("cancelled", exit_code_of(stop))
         self.save(sync=True)
-        result.turns, result.usage, result.denied = self.turns, self.usage, self.denied
+        result.turns, result.usage = self.turns, self.usage
+        result.text, result.denied = clean_all([result.text, self.denied], self.mask)
         result.ms = round((time.monotonic() - began) * 1000)
         result.session_id = self.session.id if self.session.path else ""
         self.emit("result", **dataclasses.asdict(result))
@@ -6514,6 +7113,7 @@ class Agent:
         """The user message, with what changed since the last one, saved before anything is sent."""
         self.keep(self.session.keep_backup)
         changed = self.read_notes()
+        self.warn_invisible("AGENTS.md", self.invisible)
         if changed != self.project_notes:
             self.project_notes = changed
             self.notes.append(f"[note: the project notes changed; they are now:]\n{changed}\n")
@@ -6741,6 +7341,7 @@ class Agent:
             if one.decision.outcome == "deny":
                 raise Denied(one.decision.reason)
             one.plan = self.plan(one.made, one.arguments)
+            self.refuse_changed(one)
             self.approve(one)
         except ToolError as error:
             one.error = error
@@ -6748,6 +7349,19 @@ class Agent:
             self.answer(one, "cancelled", self.cut_output(call, stop))
             raise
         return one
+
+    def refuse_changed(self, one: Running) -> None:
+        """Raises ToolError where a call would write MASK for a secret, or elsewhere by now."""
+        plan, words = one.plan, encode(one.arguments) if one.made.needs == "run" else ""
+        marks = (plan.after or b"").count(MASK.encode()) if plan else words.count(MASK)
+        if marks > ((plan.before or b"").count(MASK.encode()) if plan else 0):
+            reason = f"{MASK} stands for a secret that you can not see, so this was not done"
+            raise ToolError(f"{reason}; leave that part alone or use the variable's name")
+        if plan:
+            name = self.workspace.relative(plan.path)
+            again = decide(self.policy(), one.made.name, one.made.needs, name)
+            if strictest([one.decision, again]) != one.decision and again.outcome != "ask":
+                raise OutsideError(f"{name}: the path leads elsewhere now")
 
     def finish(self, one: Running) -> None:
         """Answer a call that came to its end."""
@@ -6796,6 +7410,8 @@ class Agent:
 
     def may_show(self, name: str, path: str) -> bool:
         """Whether a search by this tool may show a path: not what `read_file` may not read."""
+        if secret_name(path) and fold(path) not in self.workspace.lifted:
+            return False
         if not self.settings.deny:  # asked for each file of a search
             return True
         policy, names = self.policy(), (name, "read_file")
@@ -6892,7 +7508,9 @@ class Agent:
     def answer(self, one: Running, status: str, text: str) -> None:
         """Fill in a result, save, report; an equal call with an equal result is counted."""
         call, decision = one.call, one.decision
-        text = self.client.mask(text, least=SECRET_CHARS)
+        text, count = reveal(self.mask(text))
+        text = clip(text) + invisible_note(count)
+        self.warn_invisible(f"the result of {call.name}", count)
         made = (call.name, encode(call.arguments), text)
         self.streak = [*self.streak, made] if made in self.streak[-1:] else [made]
         if len(self.streak) == REPEATS_NOTED:
@@ -6982,6 +7600,7 @@ class Agent:
         if focus:
             text = f"Keep above all: {focus}\n\n{text}"
         asked = Transcript([{"role": "system", "content": "You write hand-over notes."}])
+        asked.mask = self.mask
         asked.add_user(text)
         reply = self.client.complete(asked, quiet=True)
         summary = text_of(reply.message["content"]).strip()
@@ -7149,6 +7768,11 @@ def is_yes(answer: str | None) -> bool:
     return isinstance(answer, str) and answer.strip().lower() in ("y", "yes")
 
 
+def invisible_note(count: int) -> str:
+    """What is said behind a text whose invisible characters were escaped; "" for none."""
+    return f"\n[{count} invisible characters are shown as \\u{{...}}]" if count else ""
+
+
 def first_line(text: str) -> str:
     """The first line that says something, as a title."""
     return (text.strip().splitlines() or [""])[0][:80]
@@ -7167,19 +7791,22 @@ def flatten(messages: Iterable[Message]) -> str:
 
 
 def read_agents_md(workspace: Workspace) -> str:
-    """AGENTS.md from the git root down to the workspace, root first; links are not followed."""
+    """AGENTS.md from the git root down to the workspace, root first.
+
+    A link is followed inside the git root, unless it leads to a secret.
+    """
     folders = [workspace.root]
     if not (workspace.root / ".git").exists():
         above = list(workspace.root.parents)
         at = next((n for n, folder in enumerate(above) if (folder / ".git").exists()), -1)
         folders += above[: at + 1]
+    place = Workspace(folders[-1], workspace.environ)
     parts, left = [], AGENTS_MD_BYTES
     for folder in reversed(folders):
         if not os.path.lexists(folder / "AGENTS.md"):
             continue
         try:
-            place = Workspace(folder, {})
-            with open(place.open_file(place.root / "AGENTS.md"), "rb") as file:
+            with open(place.open_file(place.safe_path(f"{folder}/AGENTS.md")), "rb") as file:
                 data = file.read(left)
         except (ToolError, OSError):
             continue
@@ -7197,8 +7824,8 @@ def read_agents_md(workspace: Workspace) -> str:
 
 def visible(text: str) -> str:
     """Text that can not move the cursor or hide: control and direction characters are escaped."""
-    hidden = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
-    return re.sub(hidden, lambda found: f"\\u{{{ord(found[0]):x}}}", text)
+    hidden = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"
+    return re.sub(hidden + "|" + INVISIBLE.pattern, escaped_characters, text)
 
 
 SHOWN_CHARS, SHOWN_LINES = 110, 4  # of a call and of its result
@@ -7683,14 +8310,15 @@ def build_agent(
     `emit(kind, **data)` gets every event. `ask` gets a Question and returns what a person typed,
     None for nobody; without it nobody is there.
     """
-    report = guarded(emit or (lambda kind, **data: None))
     root = workspace_root(settings)
-    make_policy(settings, settings.mode)  # refuses what is no rule
+    policy = make_policy(settings, settings.mode)  # refuses what is no rule
+    keys = [settings.api_key or "", *settings.keys.values()]
+    workspace = Workspace(root, settings.environ, settings.env_keep, keys)
+    workspace.lifted = lifted_paths(policy.allow)
+    report = workspace.secrets.events(guarded(emit or (lambda kind, **data: None)))
     client = Client(settings, report, sleep=sleep)
     client.model = settings.model or known_model(session, client) or client.first_model()
-    workspace = Workspace(root, settings.environ, settings.env_keep)
     shell = ShellTools(workspace, report)
-    shell.mask = lambda text: agent.client.mask(text, least=SECRET_CHARS)
     agent = Agent(settings, client, workspace, emit=report, ask=guarded(ask) if ask else None)
     agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
     session, trouble = (session, "") if session else begin_session(settings, root)
@@ -7802,16 +8430,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings, flags = load(sys.argv[1:] if argv is None else argv, os.environ)
         return run_command(settings, flags)
     except AgentError as error:
-        report_failure(flags, str(error), error.exit_code)
+        report_failure(flags, secrets_of(settings).mask(str(error)), error.exit_code)
         return error.exit_code
     except KeyboardInterrupt as stop:
         ignore_signals()
         report_failure(flags, "cancelled", exit_code_of(stop))
         return exit_code_of(stop)
     except Exception as error:
-        keys = [*(settings.keys.values() if settings else ()), *map(os.environ.get, KEY_NAMES)]
-        where = save_crash(error, keys)
-        report_failure(flags, mask_keys(f"internal error: {error!r}; {where}", keys), 1)
+        mask = secrets_of(settings).mask
+        where = save_crash(error, mask)
+        report_failure(flags, mask(f"internal error: {error!r}; {where}"), 1)
         return 1
     finally:
         close_streams()
@@ -7856,19 +8484,21 @@ def close_streams() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def mask_keys(text: str, keys: Iterable[str | None]) -> str:
-    """The text without any of the keys."""
-    for key in keys:
-        text = text.replace(key, "***") if key and len(key) > 3 else text
-    return text
+def secrets_of(settings: Settings | None) -> Secrets:
+    """What no message of this process may hold, also where no agent could be built."""
+    keep = settings.env_keep if settings else ()
+    environ = settings.environ if settings else os.environ
+    own = [environ[name] for name in KEY_NAMES if name in environ]
+    keys = [settings.api_key or "", *settings.keys.values()] if settings else []
+    return Secrets([*keys, *own], [environ[name] for name in withheld_names(environ, keep)])
 
 
-def save_crash(error: Exception, keys: Iterable[str | None]) -> str:
+def save_crash(error: Exception, mask: Callable[[str], str]) -> str:
     """The trace of a fault of ours, for a bug report; says where it is."""
     import traceback
 
     path = Path(".agent") / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.txt"
-    text = mask_keys("".join(traceback.format_exception(error)), keys)
+    text = mask("".join(traceback.format_exception(error)))
     try:
         state_folder(Path.cwd())
         write_private(path, clean(text))
@@ -7883,7 +8513,10 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
         return run_demo(settings, keep=flags.keep)
     root = workspace_root(settings)
     screen = Screen(sys.stdout, sys.stderr, streams=sys.stdout.isatty())
+    trouble = state_trouble(root)
     if flags.sessions:
+        if trouble:
+            raise SessionError(trouble)
         show_sessions(root / ".agent" / "sessions", screen)
         if screen.failure:
             raise AgentError(f"the list could not be written: {screen.failure}")
@@ -7895,7 +8528,7 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     terminal = sys.stdin.isatty() and sys.stderr.isatty()
     there = terminal and not flags.yes and not flags.print and flags.output_format == "text"
     settings = find_endpoint(settings, screen, search=terminal)
-    person = Person(screen, sys.stdin, root / ".agent" / "history")
+    person = Person(screen, sys.stdin, None if trouble else root / ".agent" / "history")
     emit = screen.emit
     if flags.output_format != "text":
         screen.streams = False
@@ -7974,7 +8607,7 @@ def choose_session(
         folder,
         flags.resume,
         fork=flags.fork,
-        check=lambda path: allow_tracked(path, ask, settings.environ),
+        check=lambda path: allow_tracked(path, ask, environ_of_ours(settings.environ, root)),
     )
     if session is None:
         notices.append("nothing to resume; this is a new session")

@@ -1448,6 +1448,96 @@ def test_notes_that_are_a_link_to_a_secret_are_not_read(
     assert "TOP SECRET" not in one.sent()[0]["content"]
 
 
+def test_notes_follow_a_link_inside_the_project_unless_it_leads_to_a_secret(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    for name, target in {"one": "docs.md", "two": ".env"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / target).write_text("HOUSE RULE\n")
+        (tmp_path / name / "AGENTS.md").symlink_to(target)
+    made = [stage(["done"], workspace=str(tmp_path / name)) for name in ("one", "two")]
+    assert ["HOUSE RULE" in one.agent.system_text() for one in made] == [True, False]
+
+
+def test_invisible_text_is_escaped_and_reported_once(stage: Callable[..., Stage]) -> None:
+    root = stage([]).root
+    (root / "AGENTS.md").write_text("Use tabs.\u200b\n")
+    (root / "a").write_text("x\U000e0041y \U0001f468\u200d\U0001f469\n")
+    edit = {"path": "a", "old": "x\\u{e0041}y", "new": "z"}
+    steps = [{"call": "read_file", "arguments": {"path": "a"}}]
+    one = stage([*steps, {"call": "edit_file", "arguments": edit}, "done"])
+    one.run()
+    read, edited = results(one.messages)
+    notices = [data["text"] for data in one.of("notice")]
+    assert "Use tabs.\\u{200b}" in one.sent(0)[0]["content"]
+    assert read.startswith("1: x\\u{e0041}y \U0001f468\u200d\U0001f469\n[1 invisible characters")
+    assert (len(notices), "AGENTS.md holds 1 invisible" in notices[0]) == (1, True)
+    assert (edited[:6], (root / "a").read_text()[:2]) == ("edited", "z ")
+
+
+TOKEN = "tok-ABCDEF0123456789"
+
+
+def test_a_secret_is_in_no_text_and_what_runs_is_real(stage: Callable[..., Stage]) -> None:
+    write = {"path": "f", "content": f"{TOKEN}\n"}
+    steps = [
+        {"call": "write_file", "arguments": write},
+        {"call": "bash", "arguments": {"command": "cat f; printf tok-ABC; sleep 0; cat g"}},
+        f"it is {TOKEN}",
+    ]
+    environ = {"PATH": os.environ["PATH"], "MY_TOKEN": TOKEN}
+    one = stage(steps, environ=environ)
+    (one.root / "g").write_text("DEF0123456789")
+    done = one.run(f"use {TOKEN}")
+    assert ((one.root / "f").read_text(), done.text) == (f"{TOKEN}\n", "it is [masked]")
+    assert results(one.messages)[1] == "[masked]\n[masked]\n[exit code 0]"
+    texts = [json.dumps(one.events, default=str), json.dumps(one.saved()), json.dumps(one.sent())]
+    assert [(TOKEN in text, "[masked]" in text) for text in texts] == [(False, True)] * 3
+    assert one.saved()["messages"] == one.messages
+
+
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("write_file", {"path": "f", "content": "key=[masked]\n"}),
+        ("edit_file", {"path": "f", "old": "old", "new": "[masked]"}),
+        ("bash", {"command": "echo [masked] > f"}),
+        ("note", {"text": "the key is [masked]"}),
+    ],
+)
+def test_the_mask_is_never_written_for_a_secret(
+    stage: Callable[..., Stage], name: str, arguments: dict[str, str]
+) -> None:
+    one = stage([{"call": name, "arguments": arguments}, "done"], allow=("note AGENTS.md",))
+    (one.root / "f").write_text("old\n")
+    one.run()
+    assert "[masked] stands for a secret" in results(one.messages)[0]
+    assert ((one.root / "f").read_text(), (one.root / "AGENTS.md").exists()) == ("old\n", False)
+
+
+def test_a_file_in_which_the_mask_is_a_plain_word_can_be_changed(
+    stage: Callable[..., Stage],
+) -> None:
+    edit = {"path": "f", "old": 'MASK = "[masked]"', "new": 'MARK = "[masked]"'}
+    one = stage([{"call": "edit_file", "arguments": edit}, "done"])
+    (one.root / "f").write_text('MASK = "[masked]"\n')
+    one.run()
+    assert (one.root / "f").read_text() == 'MARK = "[masked]"\n'
+
+
+def test_a_resumed_session_gives_no_secret_away(stage: Callable[..., Stage]) -> None:
+    one = stage(["first"])
+    one.run(f"use {TOKEN}")
+    assert TOKEN in one.saved()["messages"][1]["content"]
+    session = Session(Transcript(one.saved()["messages"]), {"id": "x"}, None)
+    two = build_agent(
+        Settings(base_url=one.server.url, model="flaky-1", environ={"MY_TOKEN": TOKEN}),
+        session=session,
+    )
+    assert users(two.transcript.messages) == ["use [masked]"]
+    two.close()
+
+
 def test_endless_notes_are_cut(stage: Callable[..., Stage]) -> None:
     (stage([]).root / "AGENTS.md").write_text("x" * 200_000)
     one = stage(["done"])

@@ -1002,19 +1002,20 @@ def configure(home: Path, text: str) -> None:
     (home / ".config" / "agent" / "config.toml").write_text(text)
 
 
-LENGTHS = "echo ${#OPENAI_API_KEY} ${#GROQ_API_KEY} ${#AGENT_API_KEY} ${#MY_TOKEN}"
+LENGTHS = "echo ${#OPENAI_API_KEY} ${#GROQ_API_KEY} ${#AGENT_API_KEY} ${#MY_TOKEN} ${#MY_WORD}"
 
 
 @pytest.mark.parametrize(
     "config, expected",
     [
-        pytest.param("", "0 0 0 19", id="none"),
-        pytest.param('env_keep = ["GROQ_API_KEY", "NONE"]', "0 19 0 19", id="one"),
+        pytest.param("", "0 0 0 0 19", id="none"),
+        pytest.param('env_keep = ["GROQ_API_KEY", "NONE"]', "0 19 0 0 19", id="one"),
     ],
 )
 def test_commands_see_no_key_but_those_that_the_user_keeps(run_agent, home, config, expected):
     configure(home, config)
     env = dict.fromkeys(["OPENAI_API_KEY", "GROQ_API_KEY", "MY_TOKEN"], SECRET)
+    env["MY_WORD"] = "x" * 19
     with FlakyServer([bash(LENGTHS), bash('env; test -z "$GROQ_API_KEY"'), "ok"]) as server:
         run_agent("--yes", "go", server=server, env=env)
     lengths, text = results(server.requests[-1])
@@ -1028,7 +1029,7 @@ def test_a_key_beside_the_config_is_not_in_the_environment_either(run_agent, hom
     (home / ".config" / "agent" / "env").write_text(f"OPENAI_API_KEY={SECRET}\n")
     with FlakyServer([bash(LENGTHS), "ok"]) as server:
         run_agent("--yes", "go", server=server)
-    assert results(server.requests[-1]) == ["0 0 0 0\n[exit code 0]"]
+    assert results(server.requests[-1]) == ["0 0 0 0 0\n[exit code 0]"]
 
 
 @pytest.mark.parametrize("config", ['env_keep = "OPENAI_API_KEY"', "env_keep = [1]"], ids=repr)

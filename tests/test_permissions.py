@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agent import (
@@ -772,6 +772,7 @@ def test_rules_that_are_suggested_for_a_command_permit_it(parts: list[list[str]]
 @given(st.text("ab/*?[]!.-AGENTSmd", min_size=1, max_size=12))
 def test_the_suggested_rules_permit_any_path(path: str) -> None:
     path = path.strip("/") or "a"
+    assume(not os.path.normpath(path).startswith(".."))
     rules = tuple(permitting_rules(policy_of(), "write_file", path))
     assert judge("write_file", path, allow=rules) == "allow"
 

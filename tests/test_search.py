@@ -27,7 +27,7 @@ from conftest import inside, results, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent import Settings, build_agent
+from agent import Settings, build_agent, concealed
 from flaky_server import FlakyServer
 
 Call = tuple[str, dict[str, Any]]
@@ -1462,7 +1462,7 @@ def differences(expected: Answers, have: Answers) -> list[tuple[tuple[str, bool]
 
 def shortened(found_: Answers) -> Answers:
     """The results as the reference gives them."""
-    return {key: [short(line) for line in lines] for key, lines in found_.items()}
+    return {key: [concealed(short(line)) for line in lines] for key, lines in found_.items()}
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from agent import (
     read_session,
     resume_session,
     state_folder,
+    tracked_by_git,
 )
 from flaky_server import FlakyServer
 
@@ -248,6 +249,20 @@ def test_a_state_folder_that_is_no_plain_folder_is_refused_and_left_alone(tmp_pa
     with pytest.raises(SessionError, match=r"\.agent"):
         state_folder(root)
     assert kind == "file" or not target.exists() or list(target.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "mode, used", [(0o700, True), (0o755, True), (0o775, False), (0o707, False)]
+)
+def test_a_state_folder_that_others_can_write_is_not_used(tmp_path, mode, used):
+    (tmp_path / ".agent").mkdir()
+    (tmp_path / ".agent").chmod(mode)
+    if used:
+        assert state_folder(tmp_path).is_dir()
+        return
+    with pytest.raises(SessionError, match="can be written by others"):
+        state_folder(tmp_path)
+    assert list((tmp_path / ".agent").iterdir()) == []
 
 
 def test_a_link_in_place_of_a_session_file_or_its_temporary_file_is_not_written_through(
@@ -644,6 +659,22 @@ def test_a_session_that_git_tracks_is_not_resumed_without_a_humans_yes(tmp_path,
         listed = run_agent(server.url, tmp_path, "--sessions")
     sent = [message["content"] for body in server.requests for message in body["messages"]]
     assert ("evil" in sent, OLD in listed) == (False, True)
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+@pytest.mark.parametrize(
+    "name", ["undo/{}/journal", "output/{}/a.txt", "sessions/{}.archive.jsonl"]
+)
+def test_a_session_whose_other_files_git_tracks_came_with_the_repository_too(tmp_path, name):
+    path = stored(state_folder(tmp_path) / "sessions", OLD)
+    subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
+    environ = {"PATH": os.environ["PATH"]}
+    assert not tracked_by_git(path, environ)
+    other = tmp_path / ".agent" / name.format(OLD)
+    other.parent.mkdir(parents=True, exist_ok=True)
+    other.write_text("{}\n")
+    subprocess.run(["git", "-C", str(tmp_path), "add", "-f", str(other)], check=True)
+    assert tracked_by_git(path, environ)
 
 
 def run_agent(url: str, root: Path, *args: str) -> str:

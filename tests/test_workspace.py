@@ -26,12 +26,17 @@ from agent import (
     PROVIDERS,
     Capture,
     Change,
+    OutsideError,
+    Secrets,
     Settings,
     ToolError,
     Workspace,
     build_agent,
     codec_of,
+    command_environment,
     is_binary,
+    protected_row,
+    secret_name,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -428,6 +433,139 @@ def test_an_edit_of_several_lines_takes_the_line_ends_of_what_it_replaces(
     assert middle.replace(b"\r\n", b"\n") == new.encode()
     if len(set(ends)) == 1:
         assert middle == new.replace("\n", ends[0]).encode()
+
+
+# -- secrets
+
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "secret"),
+    [
+        (".env", True),
+        ("a/b/.ENV.local", True),
+        ("/abs/.envs/production", True),
+        (".env.example", False),
+        ("a/.env.local.dist", False),
+        ("env/.environ.py/../x", True),
+        ("ID_ED25519", True),
+        ("id_rsa.pub", False),
+        ("x/.netrc", True),
+        ("environment", False),
+    ],
+)
+def test_a_secret_is_told_by_its_name(path: str, secret: bool) -> None:
+    assert bool(secret_name(path)) == secret
+
+
+@pytest.mark.parametrize(
+    ("path", "outcome"),
+    [
+        ("sub/.Agent/x", "deny"),
+        (".git/hooks", "deny"),
+        (".git/CONFIG.lock", "deny"),
+        (".g\u200cit/config", "deny"),
+        ("a/../../b", "deny"),
+        ("/etc/hosts", "deny"),
+        (".git/HEAD", "human"),
+        (".vscode", "human"),
+        ("docs/AGENTS.md", "human"),
+        ("src/agent/x.py", ""),
+        ("docs/config", ""),
+    ],
+)
+def test_a_written_path_falls_under_its_row(path: str, outcome: str) -> None:
+    assert (protected_row(path) or [""])[0] == outcome
+
+
+def test_a_secret_is_refused_by_each_of_its_names_and_its_content(workspace: Workspace) -> None:
+    root, home = workspace.root, Path(workspace.home)
+    (root / "key.txt").write_text(f"mine\n{PEM}")
+    (root / "about.md").write_text("It begins with `-----BEGIN RSA PRIVATE KEY-----`.\n")
+    (root / ".env").write_text("A=1\n")
+    (root / "link").symlink_to(".env")
+    os.link(root / ".env", root / "hard")
+    (home / ".ssh").mkdir()
+    (root / "ssh").symlink_to(home / ".ssh")
+    names = ["key.txt", "link", "hard", "ssh/config", "~/.ssh/x", "~/.config/agent/env", "about.md"]
+    assert [bool(workspace.is_secret(name)) for name in names] == [True] * 6 + [False]
+    assert workspace.names("link") == ["link", ".env"]
+    assert [workspace.secret_below("."), workspace.secret_below(".", hidden=False)] == [".env", ""]
+
+
+def test_the_opener_refuses_secrets_unless_they_are_lifted(workspace: Workspace) -> None:
+    for name, text in {".env": "A=1\n", "key.pem": PEM, "plain": "x\n"}.items():
+        (workspace.root / name).write_text(text)
+    for name in (".env", "key.pem"):
+        with pytest.raises(OutsideError, match="is never read"):
+            workspace.read(workspace.safe_path(name))
+    workspace.lifted = frozenset([".env", "key.pem"])
+    texts = [workspace.read(workspace.safe_path(n)) for n in (".env", "key.pem", "plain")]
+    assert texts == [b"A=1\n", PEM.encode(), b"x\n"]
+
+
+def test_a_plan_for_a_path_that_is_protected_is_not_carried_out(workspace: Workspace) -> None:
+    (workspace.root / ".git" / "hooks").mkdir(parents=True)
+    for name in (".git/hooks/pre-commit", ".agent/x"):
+        with pytest.raises(OutsideError, match="is never written"):
+            workspace.apply(Change(workspace.root / name, None, b"x", ""))
+    workspace.apply(Change(workspace.root / ".git/description", None, b"x", ""))
+    assert not (workspace.root / ".git/hooks/pre-commit").exists()
+
+
+def test_settings_of_a_repository_that_run_programs_are_named(workspace: Workspace) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(workspace.root), *words], check=True, capture_output=True)
+
+    assert workspace.git_programs() == ""
+    git("init", "-q")
+    (workspace.root / "more").write_text('[diff "x"]\n\ttextconv = cat\n')
+    found = [workspace.git_programs()]
+    for key, value in {"filter.z.clean": "cat", "include.path": "../more"}.items():
+        git("config", key, value)
+        found.append(workspace.git_programs())
+        git("config", "--unset", key)
+    hook = workspace.root / ".git/hooks/post-index-change"
+    hook.write_text("#!/bin/sh\n")
+    hook.chmod(0o755)
+    found.append(workspace.git_programs())
+    assert found == ["", "filter.z.clean", "include.path", "hooks/post-index-change"]
+
+
+def test_our_own_git_is_never_one_of_the_workspace(tmp_path: Path) -> None:
+    bin_ = tmp_path / "ws" / ".venv" / "bin"
+    bin_.mkdir(parents=True)
+    (bin_ / "git").write_text(f"#!/bin/sh\ntouch {tmp_path}/MARKER\n")
+    (bin_ / "git").chmod(0o755)
+    (tmp_path / "ws" / ".gitignore").write_text("*.o\n")
+    for path in (f"{bin_}:{os.environ['PATH']}", f".venv/bin:{os.environ['PATH']}"):
+        made = Workspace(tmp_path / "ws", {"PATH": path})
+        assert (made.walk(made.root).names, made.git_programs()) == ([".gitignore"], "")
+    assert not (tmp_path / "MARKER").exists()
+    assert subprocess.run([bin_ / "git"]).returncode == 0 and (tmp_path / "MARKER").exists()
+
+
+def test_credentials_are_withheld_by_name_and_by_value() -> None:
+    secret = {"MY_TOKEN": "1", "DB": "postgres://u:pw@h/d", "X": "ghp_" + "a" * 36, "AWS_KEY": "k"}
+    plain = {"JAVA_HOME": "/jdk", "AWS_REGION": "eu", "REMOTE": "ssh://git@host/x", "PWD": "/x"}
+    made = command_environment({**secret, **plain, "BASH_ENV": "./e.sh"}, ["AWS_KEY"])
+    assert {n for n in (*secret, *plain, "BASH_ENV") if n in made} == {*plain, "AWS_KEY"}
+    assert (made["GIT_CONFIG_KEY_0"], made["GIT_CONFIG_VALUE_0"]) == ("core.fsmonitor", "false")
+
+
+def test_a_secret_is_masked_also_where_it_comes_in_pieces() -> None:
+    secrets = Secrets(["own-key1", "short"], ["withheld0123456789", "onlyletterslonger"])
+    text = "own-key1 short withheld0123456789 onlyletterslonger own-key"
+    masked = "[masked] short [masked] onlyletterslonger own-key"
+    assert secrets.mask(text) == masked
+    for size in range(1, 12):
+        seen: list[tuple[str, str]] = []
+        emit = secrets.events(lambda kind, text="", seen=seen: seen.append((kind, text)))
+        for at in range(0, len(text), size):
+            emit("text", text=text[at : at + size])
+        emit("usage")
+        assert ("".join(piece for _, piece in seen), seen[-1][0]) == (masked, "usage")
 
 
 # -- commands
