@@ -4267,7 +4267,10 @@ class Sandbox:
         import tempfile
         import weakref
 
-        made = tempfile.mkdtemp(prefix="agent-tmp-")
+        for old in Path("/tmp").glob("agent-tmp-*-*"):  # of one that was killed
+            if not Path(f"/proc/{old.name.split('-')[2]}").exists() and sys.platform == "linux":
+                shutil.rmtree(old, ignore_errors=True)
+        made = tempfile.mkdtemp(prefix=f"agent-tmp-{os.getpid()}-", dir="/tmp")
         self._remove = weakref.finalize(self, shutil.rmtree, made, True)
         return made
 
@@ -4284,10 +4287,13 @@ class Sandbox:
         if not self.program:
             return "no bubblewrap (bwrap) of root's is installed"
         test = "[ -w . ]" if os.access(self.root, os.W_OK) else "true"
-        argv = [*self.command([(self.root, "open")], network=False), shell_path(), "-c", test]
         try:
+            walls = self.command([(self.root, "open")], network=False)
             done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_SECONDS
+                [*walls, shell_path(), "-c", test],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=PROBE_SECONDS,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
@@ -4435,11 +4441,64 @@ TICK_NS = 20_000_000  # a folder that changed so recently may change again under
 SHOWN_NAMES = 20
 
 
+class FolderWatch:
+    """Tells which folders got or lost a name since it was last asked, by inotify(7)."""
+
+    # IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE, IN_ONLYDIR, IN_DONT_FOLLOW
+    EVENTS = 0x40 | 0x80 | 0x100 | 0x200 | 0x01000000 | 0x02000000
+    OVERFLOW, IGNORED = 0x4000, 0x8000
+
+    def __init__(self) -> None:
+        import ctypes
+
+        self.libc = ctypes.CDLL(None)
+        self.descriptor = -1
+        if sys.platform == "linux":
+            self.descriptor = self.libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.whole = self.descriptor >= 0  # no folder is missing
+        self.keys: dict[int, str] = {}
+
+    def add(self, path: str, key: str) -> None:
+        """Watch a folder; what is told of it is the key."""
+        if self.whole:
+            number = self.libc.inotify_add_watch(self.descriptor, os.fsencode(path), self.EVENTS)
+            self.whole = number >= 0  # there is a limit
+            self.keys[number] = key
+
+    def changed(self) -> set[str] | None:
+        """The folders that changed, None when that is not known."""
+        import struct
+
+        found: set[str] | None = set()
+        while self.whole:
+            try:
+                told = os.read(self.descriptor, 65536)
+            except BlockingIOError:
+                return found
+            at = 0
+            while at < len(told):
+                number, kind, _, size = struct.unpack_from("iIII", told, at)
+                at += 16 + size
+                if kind & self.OVERFLOW:
+                    found = None
+                elif found is not None and number in self.keys:
+                    found.add(self.keys[number])
+                if kind & self.IGNORED:
+                    self.keys.pop(number, None)
+        return None
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor, self.whole = -1, False
+
+
 class Guarded:
     """The protected names of a workspace: those there are, and those that a command makes.
 
-    Folders are looked into again when their inode or change time, which no command can set, is
-    another one.
+    A folder is looked into again when something came or went in it. Where the kernel does not tell,
+    its inode and change time do, which no command can set.
     """
 
     def __init__(self, workspace: Workspace) -> None:
@@ -4449,6 +4508,8 @@ class Guarded:
         # Paths that a rule of the user names, case-folded.
         self.lifted: dict[str, frozenset[str]] = {"read": frozenset(), "write": frozenset()}
         self.folders: dict[str, tuple[int, int]] = {}  # path -> inode, change time; 0: look again
+        self.inner: dict[str, set[str]] = {}  # path -> those of its folders that are looked into
+        self.watch: FolderWatch | None = None
         self.repositories: set[str] = set()  # git's own folders
         self.kept: dict[str, int | str] = {}  # protected path -> inode, of a link its text
         self.links: dict[str, str] = {}  # those that are links, which can not be mounted
@@ -4475,7 +4536,11 @@ class Guarded:
 
         Returns what is to be told of it.
         """
-        waiting = self._changed() if self.folders else [""]
+        self.watch = self.watch or FolderWatch()
+        told = self.watch.changed()
+        waiting = list(self.folders.keys() & told) if told is not None else self._changed()
+        if not self.folders:
+            waiting = [""]
         fresh: set[str] = set()
         while waiting:
             fresh.update(self._list(waiting.pop(), waiting, move=move))
@@ -4487,71 +4552,98 @@ class Guarded:
         self.trusted.clear()
         return self._take_away(sorted(fresh)) if move and fresh else []
 
+    def close(self) -> None:
+        """Let go of what is watched; the next look begins anew."""
+        if self.watch is not None:
+            self.watch.close()
+        self.watch = None
+        self.folders.clear()
+        self.inner.clear()
+
     def trust(self, path: str) -> None:
         """The file tools wrote this, which was decided elsewhere."""
         self.trusted.update((path, *(str(folder) for folder in Path(path).parents)))
 
     def _changed(self) -> list[str]:
-        """Folders to look into again; what was in those that are gone is forgotten."""
-        waiting, gone = [], set()
+        """Folders to look into again."""
+        waiting = []
         for key, seen in self.folders.items():
             try:
                 status = os.lstat(f"{self.root}/{key}")
             except OSError:
-                gone.add(key)
+                waiting.append(key)
                 continue
             if (status.st_ino, status.st_ctime_ns) != seen:
                 waiting.append(key)
-        for key in gone:
-            self._forget(key)
         return waiting
 
     def _forget(self, key: str) -> None:
-        """A folder is gone."""
+        """A folder is gone, with all that was in it."""
+        for inner in self.inner.pop(key, ()):
+            self._forget(inner)
         self.folders.pop(key, None)
         self.repositories.discard(key)
         for path in [path for path in self.kept if os.path.dirname(path) == key]:
             del self.kept[path]
 
-    def _list(self, key: str, waiting: list[str], *, move: bool) -> list[str]:
-        """Look into a folder; returns the protected names that are new, or others than before."""
+    def _open(self, key: str) -> tuple[list[os.DirEntry[str]], bool] | None:
+        """What is in a folder, and whether it is the one that was there before; None: no folder."""
         place = f"{self.root}/{key}"
         try:
             status = os.lstat(place)
+            same = self.folders.get(key, (0, 0))[0] == status.st_ino
+            if not stat.S_ISDIR(status.st_mode):
+                return None
+            if not same and self.watch is not None:
+                self.watch.add(place, key)
             with os.scandir(place) as listing:
-                entries = list(listing) if stat.S_ISDIR(status.st_mode) else []
+                entries = list(listing)
         except OSError:
-            self._forget(key)
-            return []
-        same = self.folders.get(key, (0, 0))[0] == status.st_ino
+            return None
         settled = time.time_ns() - status.st_ctime_ns > TICK_NS
         self.folders[key] = (status.st_ino, status.st_ctime_ns if settled else 0)
+        return entries, same
+
+    def _list(self, key: str, waiting: list[str], *, move: bool) -> list[str]:
+        """Look into a folder; returns the protected names that are new, or others than before."""
+        opened = self._open(key)
+        if opened is None:
+            self._forget(key)
+            return []
+        entries, same = opened
         if {"HEAD", "objects", "refs"} <= {entry.name for entry in entries}:
             self.repositories.add(key)  # also a bare one
-        found = {}
+        git = self._repository_of(key)
+        found, inner = {}, dict[str, int]()
         for entry in entries:
-            path = f"{key}/{entry.name}" if key else entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
-            kept, enters = self._place(key, path, is_folder=is_folder)
+            if git is None and not is_folder and not MARKED_NAME.fullmatch(entry.name):
+                continue
+            path = f"{key}/{entry.name}" if key else entry.name
+            kept, enters = self._place(git, path, entry.name, is_folder=is_folder)
             if kept:
                 found[path] = entry
-            if enters and path not in self.folders:
-                waiting.append(path)
-            if not (kept is None or move or is_folder) and self._is_secret(path):
+            if enters:
+                inner[path] = entry.inode()
+            if not (move or is_folder) and self._is_secret(path):
                 self.secret.add(path)
+        for path in self.inner.get(key, set()) - inner.keys():
+            self._forget(path)
+        self.inner[key] = set(inner)
+        waiting += [p for p, inode in inner.items() if self.folders.get(p, (0, 0))[0] != inode]
         return self._compare(key, found, same=same, move=move)
 
-    def _place(self, key: str, path: str, *, is_folder: bool) -> tuple[bool | None, bool]:
-        """Whether a path is protected (None: its name says at once that not); is it looked into."""
-        name = path[len(key) + 1 :] if key else path
-        git = self._repository_of(key)
+    def _place(
+        self, git: str | None, path: str, name: str, *, is_folder: bool
+    ) -> tuple[bool, bool]:
+        """Whether a path is protected, and whether it is looked into; `git`: the repository."""
         inner = path[len(git) + 1 :] if git else path
         in_git = git is not None and bool(KEPT_IN_GIT.fullmatch(inner))
         seen = git is not None and is_folder and bool(SEEN_IN_GIT.fullmatch(inner))
         if git is not None and os.path.basename(git).casefold() == ".git":
             return in_git, seen
         if not MARKED_NAME.fullmatch(name):
-            return in_git or None, seen or (is_folder and name not in SKIPPED_FOLDERS)
+            return in_git, seen or (is_folder and name not in SKIPPED_FOLDERS)
         if name.casefold() == ".git":
             if is_folder:
                 self.repositories.add(path)
@@ -4803,6 +4895,7 @@ class Hosts:
             host.close()
         found = self.guarded.look(move=True) if self.suspect else []
         self.suspect = False
+        self.guarded.close()
         self.sandbox.close()
         return found
 

@@ -625,7 +625,7 @@ def test_a_workspace_that_a_command_removed_is_an_error_for_the_model(run_agent,
         "ok",
     ]
     with FlakyServer(script) as server:
-        done = run_agent("--yes", "hi", server=server)
+        done = run_agent("--yes", "--sandbox", "off", "hi", server=server)
     gone, *errors, last = results(server.requests[3])
     assert (done.returncode, done.stdout, workspace.exists()) == (0, "ok\n", False)
     assert gone == "gone\n[exit code 0]"
