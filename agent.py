@@ -4231,7 +4231,6 @@ class Sandbox:
         self.readable = [os.path.realpath(os.path.join(self.root, word)) for word in words]
         self.shown = self._shown()
         self._trouble: str | None = None
-        self._remove: Callable[[], Any] = lambda: None
 
     def _homes(self) -> set[str]:
         """The user's home, and where the account has it."""
@@ -4263,15 +4262,15 @@ class Sandbox:
     @functools.cached_property
     def folder(self) -> str:
         """The commands' own /tmp on disk, for more than one host shares it; gone when we are."""
-        import shutil
-        import tempfile
-        import weakref
+        import atexit
 
-        for old in Path("/tmp").glob("agent-tmp-*-*"):  # of one that was killed
-            if not Path(f"/proc/{old.name.split('-')[2]}").exists() and sys.platform == "linux":
-                shutil.rmtree(old, ignore_errors=True)
-        made = tempfile.mkdtemp(prefix=f"agent-tmp-{os.getpid()}-", dir="/tmp")
-        self._remove = weakref.finalize(self, shutil.rmtree, made, True)
+        for name in os.listdir("/tmp"):
+            match = re.fullmatch(r"agent-tmp-(\d+)-\w+", name)
+            if match and sys.platform == "linux" and not os.path.exists(f"/proc/{match[1]}"):
+                remove_folder(f"/tmp/{name}")  # of one that was killed
+        made = f"/tmp/agent-tmp-{os.getpid()}-{os.urandom(4).hex()}"
+        os.mkdir(made, 0o700)
+        atexit.register(self.close)
         return made
 
     def trouble(self) -> str:
@@ -4378,8 +4377,18 @@ class Sandbox:
 
     def close(self) -> None:
         """Remove the commands' /tmp."""
-        self._remove()
-        self.__dict__.pop("folder", None)
+        import atexit
+
+        if made := self.__dict__.pop("folder", None):
+            atexit.unregister(self.close)
+            remove_folder(made)
+
+
+def remove_folder(path: str) -> None:
+    """Remove a folder of ours with all that is in it, as far as possible."""
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
 
 
 # STAND-IN until `protected_row` and `secret_name` of the paths are there: remove this block.
@@ -4681,7 +4690,7 @@ class Guarded:
         for path, entry in found.items():
             is_link = entry.is_symlink()
             # By its text: a link that was made anew may have the inode of the old one.
-            now = os.readlink(entry.path) if is_link else entry.inode()
+            now = link_text(entry.path) if is_link else entry.inode()
             old, self.kept[path] = self.kept.get(path), now
             if old == now or (same and path in self.mounted):
                 continue
@@ -4784,6 +4793,14 @@ class Guarded:
                 self.kept[path] = os.lstat(name, dir_fd=holder).st_ino
         self.young[path] = change_time(self.root / path)
         return [f"{path}: {', '.join(names)}"] if names else []
+
+
+def link_text(path: str) -> str:
+    """Where a link leads, "" when it is gone already."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
 
 
 def change_time(path: Path) -> int:
@@ -8368,6 +8385,8 @@ class Repl:
         except Stop as stop:
             end = "[interrupted]"
             self.cancelled(stop.exit_code)
+        end = "\n".join([*host.notes, end])
+        host.notes.clear()
         self.screen.line(end)
         output = clip(capture.text())
         self.agent.notes.append(f"[the user ran: {command}]\n{output}\n{end}\n")
