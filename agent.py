@@ -185,6 +185,7 @@ LINE_CHARS = 2_000  # of one line shown by read_file
 DEFAULT_CONTEXT = 128_000  # tokens, when nobody tells the window
 AGENTS_MD_BYTES = 32 * 1024  # of all AGENTS.md files together
 MODES = ("plan", "ask", "auto")
+SANDBOX = ("auto", "on", "off")  # auto: on in mode auto where it works
 
 
 class AgentError(Exception):
@@ -273,6 +274,8 @@ class Settings:
     deny: tuple[str, ...] = ()
     fetch_hosts: tuple[str, ...] = ()
     env_keep: tuple[str, ...] = ()  # names of keys that commands may see
+    sandbox: str = "auto"  # for commands: one of SANDBOX
+    sandbox_read: tuple[str, ...] = ()  # paths that commands may read though the sandbox hides them
     network: bool = False
     unattended: bool = False  # --yes: `ask` is answered yes
     tools: tuple[str, ...] = ()  # only these; (): all
@@ -287,6 +290,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UsageError(f"mode {self.mode!r} is not one of: {', '.join(MODES)}")
+        if self.sandbox not in SANDBOX:
+            raise UsageError(f"sandbox {self.sandbox!r} is not one of: {', '.join(SANDBOX)}")
         if self.provider and self.provider not in PROVIDERS:
             known = ", ".join(PROVIDERS)
             raise UsageError(f"provider {self.provider!r} is not one of: {known}")
@@ -321,6 +326,8 @@ CONFIG_TYPES: dict[str, type] = {
     "provider": str,
     "base_url": str,
     "mode": str,
+    "sandbox": str,
+    "sandbox_read": list,
     "context": int,
     "compact_at": float,
     "allow": list,
@@ -461,7 +468,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--mode", choices=MODES, help="what runs without asking (default: ask)")
     add("--allow", metavar="RULE", action="append", help="permit, e.g. 'bash pytest *'")
     add("--deny", metavar="RULE", action="append", help="forbid, e.g. 'write_file docs/**'")
-    add("--network", action="store_true", help="fetch_url and web_search without asking")
+    add("--sandbox", choices=SANDBOX, help="walls around commands; auto: in mode auto")
+    add("--network", action="store_true", help="fetch_url, web_search and commands may use it")
     add("--tools", type=split_names, metavar="A,B", help="only these tools")
     add("--exclude-tools", type=split_names, metavar="A,B", help="not these tools")
     add("-w", "-C", "--workspace", metavar="DIR", help="the workspace root (default: here)")
@@ -3170,7 +3178,9 @@ class Workspace:
         root: Path,
         environ: Mapping[str, str],
         env_keep: Sequence[str] = (),
+        *,
         keys: Iterable[str] = (),
+        sandbox_read: Sequence[str] = (),
     ) -> None:
         self.root = root.resolve()
         self.home = environ.get("HOME", "")
@@ -3179,14 +3189,23 @@ class Workspace:
         self.seen: dict[str, str] = {}  # path -> fingerprint of the file as the model last saw it
         self.journal = Journal()
         self.environ_of_commands = command_environment(environ, env_keep)
-        self.host = CommandHost(self.root, self.environ_of_commands)
         self.withheld = withheld_names(environ, env_keep)
         own = [environ[name] for name in KEY_NAMES if name in environ]
         self.secrets = Secrets([*keys, *own], map(environ.__getitem__, self.withheld))
+        self.host = Hosts(self, sandbox_read)
+        self.sandbox_state = "off: not asked for"
         self.searcher = Searcher(self.root)
         self.may_tell: Callable[[str], bool] = lambda path: True  # what a rule hides is not named
-        self.lifted: frozenset[str] = frozenset()  # folded paths of secrets that a rule names
+        # Folded paths that rules of the user name: secrets that are read, protected files written.
+        self.lifted: frozenset[str] = frozenset()
+        self.lifted_writes: frozenset[str] = frozenset()
         self.git = GitPrograms(self.root, self.environ)
+
+    def use_sandbox(self, wanted: bool, otherwise: str = "not asked for") -> None:
+        """Commands run in the sandbox from now on, or not; `sandbox_state` says how it is."""
+        trouble = self.host.sandbox.trouble() if wanted else otherwise
+        self.host.inside = not trouble
+        self.sandbox_state = f"off: {trouble}" if trouble else "on"
 
     def safe_path(self, text: str) -> Path:
         """The real path of what a model named. Raises ToolError outside the root."""
@@ -3260,7 +3279,7 @@ class Workspace:
     def is_secret(self, text: str, base: str = "") -> str:
         """Why a file is never read, by its names, its place, or for a private key in it; or ""."""
         names = self.names(text, base)
-        return self.secret_place(names) or self._secret_inside(names[-1], self.is_key)
+        return self.secret_place(names) or self.secret_inside(names[-1], self.is_key)
 
     def secret_place(self, names: Iterable[str]) -> str:
         """Why a file of these names is never read, whatever it contains."""
@@ -3276,7 +3295,8 @@ class Workspace:
         """Why a relative path is not read, by its name and place, unless a rule lifts that."""
         return "" if fold(name) in self.lifted else self.secret_place([name])
 
-    def _secret_inside(self, name: str, check: Callable[[int], bool] = holds_key) -> str:
+    def secret_inside(self, name: str, check: Callable[[int], bool] = holds_key) -> str:
+        """Why a regular file is never read for what is in it; or ""."""
         path = os.path.join(self.root, name)
         if path.startswith(("/proc/", "/dev/", "/sys/")):
             return ""
@@ -3307,14 +3327,14 @@ class Workspace:
             inside = os.path.relpath(folder, self.root)
             for name in (*folders, *(f for f in files if hidden or f[0] != ".")):
                 path = os.path.normpath(f"{inside}/{name}")
-                is_key = KEY_LIKE.search(name) and self._secret_inside(path)
+                is_key = KEY_LIKE.search(name) and self.secret_inside(path)
                 if is_key or self.secret_place([path]):
                     yield path
 
     def hide(self, names: Sequence[str]) -> list[str]:
         """Paths without those of files that contain a private key."""
         inner = (name for name in names if fold(name) not in self.lifted)
-        keys = {name for name in inner if self._secret_inside(name, begins_with_key)}
+        keys = {name for name in inner if self.secret_inside(name, begins_with_key)}
         return [name for name in names if name not in keys]
 
     def git_programs(self) -> str:
@@ -3433,6 +3453,7 @@ class Workspace:
                 self.seen.pop(name, None)
             else:
                 note = replace_file(folder, change, saved=not trouble)
+                self.host.guarded.trust(name)
                 if not stale:  # else the model still has not seen what others wrote
                     self.saw(change.path, io.BytesIO(change.after))
         except (OSError, ToolError) as error:
@@ -4149,9 +4170,9 @@ class HostProcess:
 
     In: {"run": [argv], "cwd": folder, "n": number} with the output pipe as descriptor; {"end":
     signal} for the running command; {"jobs": 1}; {"stop": pid, "by": signal} for a job and all
-    below it. Out: {"exit": code, "left": jobs, "n": number} or {"jobs": jobs, "n": number}, where
-    jobs is a list of [pid, command line]. One JSON line each. When the agent is gone, so is
-    everything that was ever started here.
+    below it. Out: {"exit": code, "left": jobs} or {"jobs": jobs}, where jobs is a list of [pid,
+    command line], each with "n": number and "alone": whether nothing is left of any command.
+    One JSON line each. When the agent is gone, so is everything that was ever started here.
     """
 
     def __init__(self, channel: int, environ: dict[str, str]) -> None:
@@ -4169,6 +4190,7 @@ class HostProcess:
         self.sessions = set[int]()  # of all commands so far: each begins one
         self.libc = ctypes.CDLL(None)
         self.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans become children of the host
+        self.prctl(4, 0)  # PR_SET_DUMPABLE: no command can trace it and speak in its name
 
     def prctl(self, option: int, value: int) -> None:
         """Set an attribute of this process, on Linux."""
@@ -4221,7 +4243,8 @@ class HostProcess:
 
     def answer(self, told: dict[str, Any]) -> None:
         """Tell the agent something about the running, or the last, command."""
-        self.sock.sendall(json.dumps({**told, "n": self.number}).encode() + b"\n")
+        told |= {"n": self.number, "alone": self.alone}
+        self.sock.sendall(json.dumps(told).encode() + b"\n")
 
     def settle(self, deadline: float) -> list[int]:
         """What the command left; `&` gets the time to become the program that it is to be."""
@@ -4491,6 +4514,8 @@ class CommandHost:
         self.source = host_source()  # now: an upgrade may replace the file meanwhile
         self.process: Any = None
         self.channel: Any = None
+        self.walls: list[str] = []  # what the host runs under
+        self.alone = True  # nothing that was started here is left
         self.number = 0  # of the running command: a late answer to another one is not taken
         self.mark = os.urandom(8).hex()  # in the environment of everything that is started here
 
@@ -4504,7 +4529,7 @@ class CommandHost:
         environ = {**self.environ, HOST_MARK: self.mark}
         source += f"HostProcess({theirs.fileno()}, {environ!a}).serve()\n"
         self.process = subprocess.Popen(
-            [sys.executable, "-X", "utf8", "-I", "-S", "-"],
+            [*self.walls, sys.executable, "-X", "utf8", "-I", "-S", "-"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -4549,6 +4574,7 @@ class CommandHost:
         """Hand a command to the host, with the pipe for its output."""
         try:
             self.start()
+            self.alone = False
             self.number += 1
             argv = [shell_path(), "-c", "--", command]
             request = {"run": argv, "cwd": str(self.root), "n": self.number}
@@ -4586,7 +4612,9 @@ class CommandHost:
                 end_marked(self.mark)
                 raise ToolError("it was ended from outside")
             raw += piece
-        return dict(json.loads(raw.splitlines()[-1]))  # behind a late one, if there are two
+        answer = dict(json.loads(raw.splitlines()[-1]))  # behind a late one, if there are two
+        self.alone = answer["alone"]
+        return answer
 
     def jobs(self) -> Jobs:
         """What runs in the background. Raises ToolError."""
@@ -4666,6 +4694,7 @@ class CommandHost:
             self.process = None
             if code:  # it did not end by itself
                 end_marked(self.mark)
+        self.alone = True
 
 
 def end_marked(mark: str) -> None:
@@ -4684,6 +4713,730 @@ def discard(reader: int) -> None:
     with open(reader, "rb", buffering=0) as pipe:
         while pipe.read(65536):
             continue
+
+
+# -- the sandbox --------------------------------------------------------------
+# Walls around the command host: the disk is read-only but for the workspace, what is protected
+# there stays read-only, keys and sockets are hidden, the network is cut off. What can not be
+# mounted, for it is not there yet, is looked for after each command and moved away.
+
+BWRAP = ("/usr/bin/bwrap", "/bin/bwrap", "/usr/local/bin/bwrap")
+SEATBELT = ("/usr/bin/sandbox-exec",)  # of macOS
+WALLS = (
+    "--unshare-user --disable-userns --unshare-pid --unshare-ipc --unshare-uts"
+    " --unshare-cgroup-try --cap-drop ALL --new-session --as-pid-1"
+).split()
+BLANK = ("/tmp", "/var/tmp", "/run", "/var/run")  # the sandbox has its own, empty ones
+HIDDEN_AT_HOME = (
+    ".ssh .aws .gnupg .kube .docker .azure .config/gcloud .config/gh .config/git/credentials"
+    " .netrc .git-credentials .pypirc .local/share/keyrings .Xauthority"
+).split()
+SOCKET_NAMES = frozenset(  # variables that name sockets of the user's session
+    "SSH_AUTH_SOCK SSH_AGENT_PID GPG_AGENT_INFO DOCKER_HOST CONTAINER_HOST XDG_RUNTIME_DIR TMUX"
+    " DBUS_SESSION_BUS_ADDRESS DBUS_SYSTEM_BUS_ADDRESS DISPLAY WAYLAND_DISPLAY XAUTHORITY".split()
+)
+CACHES = {  # variable -> folder below the private /tmp
+    "TMPDIR": "",
+    "TMP": "",
+    "TEMP": "",
+    "XDG_CACHE_HOME": "/.cache",
+    "PIP_CACHE_DIR": "/.cache/pip",
+    "UV_CACHE_DIR": "/.cache/uv",
+    "npm_config_cache": "/.cache/npm",
+    "YARN_CACHE_FOLDER": "/.cache/yarn",
+    "GOCACHE": "/.cache/go-build",
+}
+PROBE_SECONDS = 10.0
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether a path is a folder or something in it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def trusted_program(paths: Iterable[str], root: Path) -> str:
+    """The first of these programs that is root's and that nobody else can change; "" for none."""
+    for path in map(Path, paths):
+        try:
+            real = path.resolve(strict=True)
+            rows = [place.stat() for place in (real, *real.parents)]
+        except OSError:
+            continue
+        safe = all(row.st_uid == 0 and not row.st_mode & stat.S_IWOTH for row in rows)
+        if safe and not rows[0].st_mode & stat.S_IWGRP and not real.is_relative_to(root):
+            return str(real)
+    return ""
+
+
+def socket_files() -> list[str]:
+    """The socket files that processes of this machine listen at, as far as it tells."""
+    try:
+        rows = Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    names = [row.split(None, 7)[7] for row in rows if " /" in row]
+    return [name for name in names if name.startswith("/")]
+
+
+Mounts = list[tuple[str, str]]  # real path, and what becomes of it
+
+
+class Sandbox:
+    """How a command host gets its walls, and why not where that does not work."""
+
+    def __init__(self, root: Path, environ: Mapping[str, str], readable: Iterable[str]) -> None:
+        self.root = str(root)
+        self.environ = environ
+        self.program = trusted_program(BWRAP if sys.platform == "linux" else SEATBELT, root)
+        self.blank = {os.path.realpath(path) for path in BLANK if os.path.isdir(path)}
+        self.homes = self._homes()
+        words = [re.sub(r"^~(?=/|$)", environ.get("HOME", "~"), text) for text in readable]
+        self.readable = [os.path.realpath(os.path.join(self.root, word)) for word in words]
+        self.shown = self._shown()
+        self._trouble: str | None = None
+
+    def _homes(self) -> set[str]:
+        """The user's home, and where the account has it."""
+        import pwd
+
+        homes = [self.environ.get("HOME", "")]
+        try:
+            homes.append(pwd.getpwuid(os.getuid()).pw_dir)
+        except KeyError:  # a container that does not know its user
+            homes.append("")
+        return {os.path.realpath(home) for home in homes if len(home) > 1}
+
+    def _shown(self) -> list[str]:
+        """What commands need though it is where the sandbox has an empty folder of its own."""
+        environ = self.environ
+        needed = [*self.homes, sys.prefix, sys.base_prefix, environ.get("VIRTUAL_ENV", "")]
+        for path in environ.get("PATH", "").split(":"):
+            parent, name = os.path.split(path.rstrip("/"))
+            needed += [parent, path] if name == "bin" else [path]
+        real = {os.path.realpath(path) for path in (*needed, "/etc/resolv.conf") if path}
+        return sorted(
+            path for path in real - self.blank if os.path.exists(path) and self.is_blank(path)
+        )
+
+    def is_blank(self, path: str) -> bool:
+        """Whether a path is below one of the folders of which the sandbox has its own."""
+        return any(is_below(path, folder) for folder in self.blank)
+
+    @functools.cached_property
+    def folder(self) -> str:
+        """The commands' own /tmp on disk, for more than one host shares it; gone when we are."""
+        import atexit
+
+        for name in os.listdir("/tmp"):
+            match = re.fullmatch(r"agent-tmp-(\d+)-\w+", name)
+            if match and sys.platform == "linux" and not os.path.exists(f"/proc/{match[1]}"):
+                remove_folder(f"/tmp/{name}")  # of one that was killed
+        made = f"/tmp/agent-tmp-{os.getpid()}-{os.urandom(4).hex()}"
+        os.mkdir(made, 0o700)
+        atexit.register(self.close)
+        return made
+
+    def trouble(self) -> str:
+        """Why commands can not run inside, "" when they can; tried once."""
+        if self._trouble is None:
+            self._trouble = self._try()
+        return self._trouble
+
+    def _try(self) -> str:
+        """Run nothing inside the walls."""
+        if sys.platform not in ("linux", "darwin"):
+            return f"there is none for {sys.platform}"
+        if not self.program:
+            return "no bubblewrap (bwrap) of root's is installed"
+        test = "[ -w . ]" if os.access(self.root, os.W_OK) else "true"
+        try:
+            walls = self.command([(self.root, "open")], network=False)
+            done = subprocess.run(
+                [*walls, shell_path(), "-c", test],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=PROBE_SECONDS,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        words = plain_text(done.stderr).strip().splitlines() or ["nothing can be written inside"]
+        return words[-1] if done.returncode else ""
+
+    def hidden(self) -> list[str]:
+        """Where the keys and sockets of the user are, as far as commands would see them."""
+        found = [os.path.join(home, place) for home in self.homes for place in HIDDEN_AT_HOME]
+        found += [str(config_folder(self.environ)), self.environ.get("XDG_RUNTIME_DIR") or "/run"]
+        for home in self.homes:
+            try:
+                names = os.listdir(home)
+            except OSError:
+                continue
+            found += [os.path.join(home, name) for name in names if secret_name(name)]
+        kept: list[str] = []
+        for path in sorted({os.path.realpath(path) for path in (*found, *socket_files())}):
+            inside = any(is_below(path, outer) and self.root != outer for outer in kept)
+            if os.path.exists(path) and self.is_seen(path) and not inside:
+                kept.append(path)
+        return kept
+
+    def is_seen(self, path: str) -> bool:
+        """Whether commands would see what is at a real path."""
+        seen = (self.root, *self.shown, *self.readable)
+        return not self.is_blank(path) or any(is_below(path, folder) for folder in seen)
+
+    def mounts(self, guarded: Guarded) -> Mounts:
+        """What becomes of which part of the disk, outer folders first, of equals the last."""
+        found = [(path, "show") for path in self.shown] + [(self.root, "open")]
+        found += [(path, "hide") for path in self.hidden()] + guarded.mounts()
+        found += [(path, "show") for path in self.readable if os.path.exists(path)]
+        # What is deep in /tmp stands on a folder of its own, which no command can swap for a link.
+        deep = {"/".join(path.split("/")[:3]) for path, _ in found if is_below(path, "/tmp")}
+        found = [(path, "own") for path in sorted(deep - {"/tmp"})] + found
+        return sorted(found, key=lambda row: row[0].rstrip("/").count("/"))
+
+    def command(self, mounts: Mounts, *, network: bool) -> list[str]:
+        """The words before a command that put it behind the walls."""
+        if sys.platform == "darwin":
+            return [self.program, "-p", self.profile(mounts, network=network)]
+        words = [self.program, *WALLS, *([] if network else ["--unshare-net"])]
+        if threading.current_thread() is threading.main_thread():  # else it would end with a thread
+            words.append("--die-with-parent")
+        words += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+        words += ["--ro-bind", "/proc/sys", "/proc/sys"]  # root owns it, whatever it may not do
+        for path in sorted(self.blank):
+            words += ["--bind", self.folder, path] if path == "/tmp" else ["--tmpfs", path]
+        for path, kind in mounts:
+            if kind == "own":
+                words += ["--tmpfs", path]
+            elif kind == "hide" and os.path.isdir(path):
+                words += ["--perms", "0500", "--tmpfs", path]
+            elif kind == "hide":
+                words += ["--ro-bind", "/dev/null", path]
+            else:
+                words += ["--bind-try" if kind in ("open", "hold") else "--ro-bind-try", path, path]
+        return [*words, "--chdir", self.root, "--"]
+
+    def profile(self, mounts: Mounts, *, network: bool) -> str:
+        """The same walls in the language of macOS, where the last rule that fits counts."""
+        rules = {
+            "open": "(allow file-write* (subpath {0}))",
+            "hold": "(deny file-write-unlink (literal {0}))",
+            "keep": "(deny file-write* (subpath {0}))",
+            "show": "(deny file-write* (subpath {0})) (allow file-read* (subpath {0}))",
+            "hide": "(deny file-read* file-write* network-outbound (subpath {0}))",
+        }
+        walls = [rules[kind].format(encode(path)) for path, kind in mounts if kind in rules]
+        own = rules["open"].format(encode(os.path.realpath(self.folder)))
+        cut = '(deny network*) (allow network* (local ip "localhost:*") (remote ip "localhost:*"))'
+        first = ["(version 1) (allow default) (deny file-write*)", own]
+        first.append('(allow file-write* (subpath "/dev")) (deny network-outbound (remote unix))')
+        first.append("" if network else cut)
+        return "\n".join([*first, *walls])
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What commands see inside: no sockets, caches where they can be written."""
+        place = "/tmp" if sys.platform == "linux" else os.path.realpath(self.folder)
+        kept = {name: text for name, text in environ.items() if name not in SOCKET_NAMES}
+        return kept | {name: place + folder for name, folder in CACHES.items()}
+
+    def close(self) -> None:
+        """Remove the commands' /tmp."""
+        import atexit
+
+        if made := self.__dict__.pop("folder", None):
+            atexit.unregister(self.close)
+            remove_folder(made)
+
+
+def remove_folder(path: str) -> None:
+    """Remove a folder of ours with all that is in it, as far as possible."""
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
+# Names that may be protected: to ask about each of a tree's files takes too long.
+MARKED_NAME = re.compile(r"(?is)\..*|id_.*|(agents|claude)\.md|.*\.(pem|key)")
+KEPT_IN_GIT = re.compile(
+    r"(?is)hooks|hooks/.+(?<!\.sample)|modules|commondir|config.*|info/attributes"
+    r"|worktrees/[^/]+/(commondir|config\.worktree)"
+)
+SEEN_IN_GIT = re.compile(r"(?is)hooks|info|worktrees|worktrees/[^/]+")  # folders to look into
+PLAIN_GIT_KEY = re.compile(  # settings of a new repository that make git run nothing
+    r"(?is)core\.(repositoryformatversion|filemode|bare|logallrefupdates|ignorecase|symlinks|eol"
+    r"|precomposeunicode|autocrlf|sharedrepository)|user\.(name|email)|init\.defaultbranch"
+    r"|extensions\.(objectformat|refstorage|partialclone|worktreeconfig)"
+    r"|remote\..*\.(url|pushurl|fetch|tagopt|mirror|prune|promisor|partialclonefilter)"
+    r"|branch\..*\.(remote|merge|rebase|description)|submodule\.(.*\.)?(url|active)"
+    r"|(pull\.rebase|push\.default|commit\.gpgsign)"
+)
+TICK_NS = 20_000_000  # a folder that changed so recently may change again under the same time
+SHOWN_NAMES = 20
+
+
+class FolderWatch:
+    """Tells which folders got or lost a name since it was last asked, by inotify(7)."""
+
+    # IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE, IN_ONLYDIR, IN_DONT_FOLLOW
+    EVENTS = 0x40 | 0x80 | 0x100 | 0x200 | 0x01000000 | 0x02000000
+    OVERFLOW, IGNORED = 0x4000, 0x8000
+
+    def __init__(self) -> None:
+        import ctypes
+
+        self.libc = ctypes.CDLL(None)
+        self.descriptor = -1
+        if sys.platform == "linux":
+            self.descriptor = self.libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.whole = self.descriptor >= 0  # no folder is missing
+        self.keys: dict[int, str] = {}
+
+    def add(self, path: str, key: str) -> None:
+        """Watch a folder; what is told of it is the key."""
+        if self.whole:
+            number = self.libc.inotify_add_watch(self.descriptor, os.fsencode(path), self.EVENTS)
+            self.whole = number >= 0  # there is a limit
+            self.keys[number] = key
+
+    def changed(self) -> set[str] | None:
+        """The folders that changed, None when that is not known."""
+        import struct
+
+        found: set[str] | None = set()
+        while self.whole:
+            try:
+                told = os.read(self.descriptor, 65536)
+            except BlockingIOError:
+                return found
+            at = 0
+            while at < len(told):
+                number, kind, _, size = struct.unpack_from("iIII", told, at)
+                at += 16 + size
+                if kind & self.OVERFLOW:
+                    found = None
+                elif found is not None and number in self.keys:
+                    found.add(self.keys[number])
+                if kind & self.IGNORED:
+                    self.keys.pop(number, None)
+        return None
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor, self.whole = -1, False
+
+
+class Guarded:
+    """The protected names of a workspace: those there are, and those that a command makes.
+
+    A folder is looked into again when something came or went in it. Where the kernel does not tell,
+    its inode and change time do, which no command can set.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.root = workspace.root
+        self.open_folder = workspace.folder
+        self.environ = workspace.environ
+        self.folders: dict[str, tuple[int, int]] = {}  # path -> inode, change time; 0: look again
+        self.inner: dict[str, set[str]] = {}  # path -> those of its folders that are looked into
+        self.watch: FolderWatch | None = None
+        self.repositories: set[str] = set()  # git's own folders
+        self.kept: dict[str, int | str] = {}  # protected path -> inode, of a link its text
+        self.links: dict[str, str] = {}  # those that are links, which can not be mounted
+        self.secret: set[str] = set()
+        self.mounted: frozenset[str] = frozenset()  # as the running hosts have it
+        self.young: dict[str, int] = {}  # a new repository's settings -> their change time
+        self.trusted: set[str] = set()  # written by the file tools since the last look
+
+    def mounts(self) -> Mounts:
+        """What is read-only, with the folder that holds it, and what can not be read."""
+        root = str(self.root)
+        firm = [path for path in sorted(self.kept) if path not in self.links]
+        firm = [path for path in firm if os.path.dirname(path) not in self.kept]
+        holders = {os.path.dirname(path) for path in firm} - {""}
+        real = [os.path.realpath(f"{root}/{path}") for path in sorted(self.links)]
+        found = [(f"{root}/{path}", "hold") for path in sorted(holders)]
+        found += [(f"{root}/{path}", "keep") for path in firm]
+        found += [(path, "keep") for path in real if path != root and is_below(path, root)]
+        hidden = [f"{root}/{path}" for path in (*sorted(self.secret), ".agent/undo")]
+        return found + [(path, "hide") for path in hidden if os.path.exists(path)]
+
+    def look(self, *, move: bool) -> list[str]:
+        """Take in what changed since the last look; `move` away what commands may not make.
+
+        Returns what is to be told of it.
+        """
+        self.watch = self.watch or FolderWatch()
+        told = self.watch.changed()
+        waiting = list(self.folders.keys() & told) if told is not None else self._changed()
+        if not self.folders:
+            waiting = [""]
+        fresh: set[str] = set()
+        while waiting:
+            fresh.update(self._list(waiting.pop(), waiting, move=move))
+        for path, seen in self.young.items():
+            self.young[path] = change_time(self.root / path)
+            if self.young[path] not in (seen, 0) and path not in self.mounted:
+                fresh.add(path)
+        fresh -= self.trusted
+        self.trusted.clear()
+        return self._take_away(sorted(fresh)) if move and fresh else []
+
+    def close(self) -> None:
+        """Let go of what is watched; the next look begins anew."""
+        if self.watch is not None:
+            self.watch.close()
+        self.watch = None
+        self.folders.clear()
+        self.inner.clear()
+
+    def trust(self, path: str) -> None:
+        """The file tools wrote this, which was decided elsewhere."""
+        self.trusted.update((path, *(str(folder) for folder in Path(path).parents)))
+
+    def _changed(self) -> list[str]:
+        """Folders to look into again."""
+        waiting = []
+        for key, seen in self.folders.items():
+            try:
+                status = os.lstat(f"{self.root}/{key}")
+            except OSError:
+                waiting.append(key)
+                continue
+            if (status.st_ino, status.st_ctime_ns) != seen:
+                waiting.append(key)
+        return waiting
+
+    def _forget(self, key: str) -> None:
+        """A folder is gone, with all that was in it."""
+        for inner in self.inner.pop(key, ()):
+            self._forget(inner)
+        self.folders.pop(key, None)
+        self.repositories.discard(key)
+        for path in [path for path in self.kept if os.path.dirname(path) == key]:
+            del self.kept[path]
+
+    def _open(self, key: str) -> tuple[list[os.DirEntry[str]], bool] | None:
+        """What is in a folder, and whether it is the one that was there before; None: no folder."""
+        place = f"{self.root}/{key}"
+        try:
+            status = os.lstat(place)
+            same = self.folders.get(key, (0, 0))[0] == status.st_ino
+            if not stat.S_ISDIR(status.st_mode):
+                return None
+            if not same and self.watch is not None:
+                self.watch.add(place, key)
+            with os.scandir(place) as listing:
+                entries = list(listing)
+        except OSError:
+            return None
+        settled = time.time_ns() - status.st_ctime_ns > TICK_NS
+        self.folders[key] = (status.st_ino, status.st_ctime_ns if settled else 0)
+        return entries, same
+
+    def _list(self, key: str, waiting: list[str], *, move: bool) -> list[str]:
+        """Look into a folder; returns the protected names that are new, or others than before."""
+        opened = self._open(key)
+        if opened is None:
+            self._forget(key)
+            return []
+        entries, same = opened
+        if {"HEAD", "objects", "refs"} <= {entry.name for entry in entries}:
+            self.repositories.add(key)  # also a bare one
+        git = self._repository_of(key)
+        found, inner = {}, dict[str, int]()
+        for entry in entries:
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if git is None and not is_folder and not MARKED_NAME.fullmatch(entry.name):
+                continue
+            path = f"{key}/{entry.name}" if key else entry.name
+            kept, enters = self._place(git, path, entry.name, is_folder=is_folder)
+            if kept:
+                found[path] = entry
+            if enters:
+                inner[path] = entry.inode()
+            if not (move or is_folder) and self._is_secret(path):
+                self.secret.add(path)
+        for path in self.inner.get(key, set()) - inner.keys():
+            self._forget(path)
+        self.inner[key] = set(inner)
+        waiting += [p for p, inode in inner.items() if self.folders.get(p, (0, 0))[0] != inode]
+        return self._compare(key, found, same=same, move=move)
+
+    def _place(
+        self, git: str | None, path: str, name: str, *, is_folder: bool
+    ) -> tuple[bool, bool]:
+        """Whether a path is protected, and whether it is looked into; `git`: the repository."""
+        inner = path[len(git) + 1 :] if git else path
+        in_git = git is not None and bool(KEPT_IN_GIT.fullmatch(inner))
+        seen = git is not None and is_folder and bool(SEEN_IN_GIT.fullmatch(inner))
+        if git is not None and os.path.basename(git).casefold() == ".git":
+            return in_git, seen
+        if not MARKED_NAME.fullmatch(name):
+            return in_git, seen or (is_folder and name not in SKIPPED_FOLDERS)
+        if name.casefold() == ".git":
+            if is_folder:
+                self.repositories.add(path)
+            return not is_folder, is_folder
+        if name.casefold().startswith(".env") and (self.root / path / "pyvenv.cfg").exists():
+            return False, False  # some name their virtual environment so
+        kept = in_git or self._is_kept(path, is_folder=is_folder)
+        return kept, is_folder and not kept and name not in SKIPPED_FOLDERS
+
+    def _is_kept(self, path: str, *, is_folder: bool) -> bool:
+        """Whether no command may write there."""
+        row = protected_row(path) or (protected_row(f"{path}/x") if is_folder else None)
+        lifted = fold(path) in self.workspace.lifted_writes
+        return row is not None and not (lifted and row[0] == "human")
+
+    def _is_secret(self, path: str) -> bool:
+        """Whether no command may read that file."""
+        lifted = fold(path) in self.workspace.lifted
+        return not lifted and bool(secret_name(path) or self.workspace.secret_inside(path))
+
+    def _compare(
+        self, key: str, found: Mapping[str, os.DirEntry[str]], *, same: bool, move: bool
+    ) -> list[str]:
+        """What of a folder's protected names is new; `same`: the folder itself is still that one.
+
+        What is mounted can not be replaced by a command as long as its folder is the same.
+        """
+        fresh = []
+        for path in [path for path in self.kept if os.path.dirname(path) == key]:
+            if path not in found:
+                del self.kept[path]
+                if move and path in self.links:
+                    fresh.append(path)
+        for path, entry in found.items():
+            is_link = entry.is_symlink()
+            # By its text: a link that was made anew may have the inode of the old one.
+            now = link_text(entry.path) if is_link else entry.inode()
+            old, self.kept[path] = self.kept.get(path), now
+            if old == now or (same and path in self.mounted):
+                continue
+            fresh.append(path)
+            if not move:
+                self.links.pop(path, None)
+                self.links |= {path: str(now)} if is_link else {}
+        return fresh
+
+    def _take_away(self, paths: Iterable[str]) -> list[str]:
+        """Move what commands may not make into the quarantine; links are put back."""
+        moved, changed, stuck = [], [], []
+        folder = self._quarantine_name()
+        for path in paths:
+            try:
+                holder = self.open_folder(self.root / path)
+            except ToolError:  # it went with its folder
+                continue
+            try:
+                is_setting = self._repository_of(path) == os.path.dirname(path)
+                if is_setting and os.path.basename(path) == "config":
+                    changed += self._tidy(path, holder, folder)
+                elif self._move(path, holder, folder):
+                    moved.append(path)
+            except (OSError, AgentError) as error:
+                stuck.append(f"{path} ({error})")
+            finally:
+                os.close(holder)
+        told = [
+            (moved, f"commands may not make these, they were moved to {folder}"),
+            (changed, f"settings that run programs were removed, the file is in {folder}"),
+            (stuck, "commands may not make these, but they could not be moved away"),
+        ]
+        return [f"[{text}: {', '.join(names[:SHOWN_NAMES])}]" for names, text in told if names]
+
+    def _quarantine_name(self) -> str:
+        """`.agent/quarantine/<time>`, one that is not there yet."""
+        name = f".agent/quarantine/{time.strftime('%Y%m%d-%H%M%S')}"
+        more = itertools.count(2)
+        free = name
+        while os.path.lexists(self.root / free):
+            free = f"{name}-{next(more)}"
+        return free
+
+    def _repository_of(self, path: str) -> str | None:
+        """Git's own folder around a path, the innermost."""
+        around = [git for git in self.repositories if not git or is_below(path, git)]
+        return max(around, key=len, default=None)
+
+    def _move(self, path: str, holder: int, folder: str) -> bool:
+        """Move one into the quarantine; the folder of hooks stays, each hook does not."""
+        name = os.path.basename(path)
+        try:
+            status = os.lstat(name, dir_fd=holder)
+        except FileNotFoundError:
+            status = None
+        is_hooks = name == "hooks" and self._repository_of(path) == os.path.dirname(path)
+        if status is not None and is_hooks and stat.S_ISDIR(status.st_mode):
+            return False
+        self.kept.pop(path, None)
+        if status is not None:
+            if path == ".agent":  # where the quarantine is to be
+                os.rename(name, ".agent-moved", src_dir_fd=holder, dst_dir_fd=holder)
+                name = ".agent-moved"
+            self._store(folder, path, lambda target: os.rename(name, target, src_dir_fd=holder))
+        if path in self.links:
+            os.symlink(self.links[path], os.path.basename(path), dir_fd=holder)
+            self.kept[path] = self.links[path]
+        return status is not None
+
+    def _store(self, folder: str, path: str, put: Callable[[Path], None]) -> None:
+        """Put something into the quarantine under its own path."""
+        state_folder(self.root)
+        target = self.root / folder / path
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        put(target)
+        self.kept[".agent"] = os.lstat(self.root / ".agent").st_ino
+
+    def _tidy(self, path: str, holder: int, folder: str) -> list[str]:
+        """Take the keys that make git run programs out of a new repository's settings."""
+        name = os.path.basename(path)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            with open(os.open(name, flags, dir_fd=holder), "rb") as file:
+                status, data = os.fstat(file.fileno()), file.read(EDITED_BYTES)
+        except FileNotFoundError:
+            return []
+        except OSError:  # a link, or worse
+            status, data = None, b""
+        plain, names = None, ["all of it"]
+        if status is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+            plain, names = plain_git_settings(data, self.environ)
+        if plain != data:
+            self._store(folder, path, lambda target: os.rename(name, target, src_dir_fd=holder))
+            self.kept.pop(path, None)
+            if plain is not None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                with open(os.open(name, flags, 0o644, dir_fd=holder), "wb") as file:
+                    file.write(plain)
+                self.kept[path] = os.lstat(name, dir_fd=holder).st_ino
+        self.young[path] = change_time(self.root / path)
+        return [f"{path}: {', '.join(names)}"] if names else []
+
+
+def link_text(path: str) -> str:
+    """Where a link leads, "" when it is gone already."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def change_time(path: Path) -> int:
+    """When a file's bytes or rights changed last, in ns; 0 when it is not there."""
+    try:
+        return os.lstat(path).st_ctime_ns
+    except OSError:
+        return 0
+
+
+def plain_git_settings(data: bytes, environ: Mapping[str, str]) -> tuple[bytes | None, list[str]]:
+    """A git config without keys that may run programs, and their names; None: it is no config."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config"
+        path.write_bytes(data)
+        ask = functools.partial(run_git, Path(folder), environ=environ)
+        found: list[str] = []
+        for _ in range(2):  # the second time to see that all are gone
+            told = ask(["config", "--file", "config", "--list", "--name-only", "-z"])
+            if told is None or told.returncode:
+                return None, ["all of it"]
+            keys = {name for name in os.fsdecode(told.stdout).split("\0") if name}
+            bad = sorted(key for key in keys if not PLAIN_GIT_KEY.fullmatch(key))
+            if not bad:
+                return path.read_bytes(), found
+            if found or len(bad) > SHOWN_NAMES:
+                break
+            found = bad
+            for key in bad:
+                ask(["config", "--file", "config", "--unset-all", key])
+        return None, ["all of it"]
+
+
+class Hosts:
+    """Where commands run: a plain host, one in the sandbox, and one in it that has the network.
+
+    Each is started at its first command. One in the sandbox is started anew when other things are
+    protected than at its start, unless there are jobs in it.
+    """
+
+    def __init__(self, workspace: Workspace, readable: Iterable[str]) -> None:
+        environ = workspace.environ_of_commands
+        self.sandbox = Sandbox(workspace.root, workspace.environ, readable)
+        self.guarded = Guarded(workspace)
+        self.plain = CommandHost(workspace.root, environ)
+        self.walled = [CommandHost(workspace.root, environ) for _ in range(2)]  # [1]: with network
+        self.inside = False  # commands from now on run in the sandbox
+        self.online = False  # all of them have the network
+        self.notes: list[str] = []  # what the next result tells of the sandbox
+        self.suspect = False  # since the last look something ran in the sandbox
+        self.states: dict[int, Any] = {}  # what was protected when a host was started
+
+    def run(
+        self,
+        command: str,
+        timeout: float,
+        capture: Capture,
+        on_output: Callable[[bytes], None],
+        *,
+        network: bool = False,
+    ) -> tuple[int | None, Jobs]:
+        """Run a command to its end: (exit code or None after a timeout, what it left running)."""
+        inside = self.inside
+        if not inside and not self.suspect:
+            return self.plain.run(command, timeout, capture, on_output)
+        self.notes += self.guarded.look(move=self.suspect)
+        host = self.plain
+        if inside:
+            host = self._ready(int(network or self.online))
+            self.suspect = True
+        try:
+            return host.run(command, timeout, capture, on_output)
+        finally:
+            self.notes += self.guarded.look(move=inside)
+            self.suspect = not all(one.alone for one in self.walled)
+
+    def _ready(self, at: int) -> CommandHost:
+        """A host in the sandbox as it is to be now."""
+        host = self.walled[at]
+        mounts = self.sandbox.mounts(self.guarded)
+        state = (mounts, dict(self.guarded.kept))
+        if host.process is not None and self.states.get(at) != state and not host.jobs():
+            host.close()
+        if host.process is None:
+            host.walls = self.sandbox.command(mounts, network=bool(at))
+            host.environ = self.sandbox.environment(self.plain.environ)
+            self.states[at] = state
+            other = self.walled[1 - at]
+            firm = {path for path in self.guarded.kept if path not in self.guarded.links}
+            both = firm if other.process is None else firm & self.guarded.mounted
+            self.guarded.mounted = frozenset(both)
+        return host
+
+    def jobs(self) -> Jobs:
+        """What runs in the background. Raises ToolError."""
+        return [job for host in (self.plain, *self.walled) for job in host.jobs()]
+
+    def stop(self, pid: int) -> None:
+        """End a background process and all below it, politely first."""
+        for host in (self.plain, *self.walled):
+            if pid in dict(host.jobs()):
+                host.stop(pid)
+
+    def close(self) -> list[str]:
+        """End everything that was ever started; returns what the last look found."""
+        for host in (self.plain, *self.walled):
+            host.close()
+        found = self.guarded.look(move=True) if self.suspect else []
+        self.suspect = False
+        self.guarded.close()
+        self.sandbox.close()
+        return found
 
 
 # -- searching ----------------------------------------------------------------
@@ -5844,6 +6597,18 @@ class Miss:
         return text
 
 
+WALL_SIGNS = (  # what a command prints that ran into the sandbox, and what is to be known
+    (
+        "Read-only file system|Device or resource busy",
+        "in the sandbox commands write only in the workspace and in /tmp, and not what is protected"
+        " there; write_file and edit_file ask the user",
+    ),
+    (
+        "(?i)could ?n[o']t resolve|name resolution|name or service not known|network is unreachable"
+        "|ENOTFOUND|EAI_AGAIN|failed to establish a new connection|no address associated",
+        "the sandbox has no network: call bash with network=true, which may ask the user",
+    ),
+)
 HELD_CHARS = 200
 ESCAPE_BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b\n]*)?$")
 
@@ -5876,12 +6641,25 @@ class ShellTools:
         self.decoder.reset()
         self.held = ""
         try:
-            code, left = self.workspace.host.run(command, seconds, capture, self._live)
+            code, left = self.workspace.host.run(
+                command, seconds, capture, self._live, network=network
+            )
         finally:
             capture.close()
         head, _, last = self._result(capture, code, left, seconds).rpartition("\n")
         missed = self._withheld(f"{command}\n{head}") if code else ""
-        return f"{head}{missed}\n{last}"
+        walls = self._walls(head, failed=bool(code))
+        return f"{head}{missed}{walls}\n{last}"
+
+    def _walls(self, output: str, *, failed: bool) -> str:
+        """What the sandbox did, and what a command that failed may have run into."""
+        host = self.workspace.host
+        notes, host.notes = host.notes, []
+        if failed and host.inside:
+            notes += [f"[{text}]" for regex, text in WALL_SIGNS if re.search(regex, output)]
+            masked = sorted(path for path in host.guarded.secret if path in output)
+            notes += [f"[hidden from commands: {', '.join(masked[:SHOWN_NAMES])}]"] * bool(masked)
+        return "".join(f"\n{note}" for note in notes)
 
     def _live(self, data: bytes) -> None:
         if text := self.piece(data):
@@ -6699,9 +7477,9 @@ def hidden_secret(path: str, needs: str) -> Decision | None:
     )
 
 
-def lifted_paths(rules: Iterable[Rule]) -> frozenset[str]:
-    """The paths, folded, that allow rules name without wildcards, for reading."""
-    texts = [rule.pattern for rule in rules if rule.tool in ("read_file", "*")]
+def lifted_paths(rules: Iterable[Rule], *tools: str) -> frozenset[str]:
+    """The paths, folded, that allow rules for these tools name without wildcards."""
+    texts = [rule.pattern for rule in rules if rule.tool in (*tools, "*")]
     plain = [text for text in texts if not re.search(r"[*?\[]", re.sub(r"\[[*?\[]\]", "", text))]
     texts = [re.sub(r"\[([*?\[])\]", r"\1", text) for text in plain]
     return frozenset(fold(os.path.normpath(text)) for text in texts)
@@ -6843,6 +7621,10 @@ MODE_MEANING = {
     "auto": "You may write inside the folder and run commands without asking.",
 }
 
+SANDBOX_MEANING = (
+    "Commands run in a sandbox: no network unless you say network=true, the disk is read-only"
+    " outside the folder and /tmp, and .git/config, .git/hooks and the like can not be changed."
+)
 LAST_REQUEST = (
     "[note: the budget of {limit} steps is used up; this is the last request. Call no more tools:"
     " report what was done, what was checked and what is left.]"
@@ -7014,7 +7796,29 @@ class Agent:
         """Change the mode; the model is told once, with the next user message (T1)."""
         if mode != self.mode:
             self.mode = mode
-            self.notes.append(f"[note: the mode is now {mode}. {MODE_MEANING[mode]}]")
+            if missing := self.set_walls():
+                self.emit("notice", level="warning", text=missing)
+            self.notes.append(f"[note: the mode is now {mode}. {self.mode_text()}]")
+
+    def mode_text(self) -> str:
+        """What the model is told of the mode and of the sandbox."""
+        walls = f" {SANDBOX_MEANING}" if self.workspace.sandbox_state == "on" else ""
+        return MODE_MEANING[self.mode] + walls
+
+    def set_walls(self) -> str:
+        """Commands run in the sandbox or not, as settings and mode say; why not, if they should.
+
+        Raises AgentError where it must not go on without.
+        """
+        choice, place = self.settings.sandbox, self.workspace
+        wanted = choice == "on" or (choice == "auto" and self.mode == "auto")
+        place.use_sandbox(wanted, "only in mode auto" if choice == "auto" else "by the settings")
+        reason = place.sandbox_state.removeprefix("off: ")
+        if not wanted or reason == "on":
+            return ""
+        if choice == "on":
+            raise AgentError(f"the sandbox can not be had here ({reason}), and --sandbox on is set")
+        return f"commands run without a sandbox: {reason}"
 
     def set_model(self, model: str) -> None:
         """Go on with another model of the same endpoint."""
@@ -7046,7 +7850,7 @@ class Agent:
             root=self.workspace.root,
             system=sys.platform,
             mode=self.mode,
-            mode_meaning=MODE_MEANING[self.mode],
+            mode_meaning=self.mode_text(),
             extra="\n".join(part for part in extra if part),
         ).rstrip()
 
@@ -7749,7 +8553,8 @@ class Agent:
 
     def close(self) -> None:
         """End everything that was started, and let go of the session."""
-        self.workspace.host.close()
+        for note in self.workspace.host.close():
+            self.emit("notice", level="warning", text=note.strip("[]"))
         self.workspace.searcher.close()
         self.client.close()
         self.session.close()
@@ -8161,6 +8966,8 @@ class Repl:
         except Stop as stop:
             end = "[interrupted]"
             self.cancelled(stop.exit_code)
+        end = "\n".join([*host.notes, end])
+        host.notes.clear()
         self.screen.line(end)
         output = clip(capture.text())
         self.agent.notes.append(f"[the user ran: {command}]\n{output}\n{end}\n")
@@ -8217,7 +9024,7 @@ class Repl:
         tokens, window = agent.transcript.tokens(), agent.window()
         told = "" if agent.client.window else "~"
         self.screen.line(f"model: {agent.client.model} at {agent.client.endpoint}")
-        self.screen.line(f"mode: {agent.mode}; sandbox: {SANDBOX_STATE}")
+        self.screen.line(f"mode: {agent.mode}; sandbox: {agent.workspace.sandbox_state}")
         self.screen.line(f"session: {agent.session.id}, {len(agent.transcript.messages)} messages")
         self.screen.line(f"context: ~{tokens} of {told}{window} tokens")
         used = ", ".join(f"{name} {n}" for name, n in agent.session.header["usage"].items())
@@ -8267,9 +9074,6 @@ class Repl:
         self.leaving = True
 
 
-SANDBOX_STATE = "off: this version has none"
-
-
 def show_sessions(folder: Path, screen: Screen) -> None:
     """`id  age  messages  first prompt`, newest first."""
     entries, notices = list_sessions(folder)
@@ -8313,11 +9117,19 @@ def build_agent(
     root = workspace_root(settings)
     policy = make_policy(settings, settings.mode)  # refuses what is no rule
     keys = [settings.api_key or "", *settings.keys.values()]
-    workspace = Workspace(root, settings.environ, settings.env_keep, keys)
-    workspace.lifted = lifted_paths(policy.allow)
+    workspace = Workspace(
+        root,
+        settings.environ,
+        settings.env_keep,
+        keys=keys,
+        sandbox_read=settings.sandbox_read,
+    )
+    workspace.lifted = lifted_paths(policy.allow, "read_file")
+    workspace.lifted_writes = lifted_paths(policy.allow, "write_file", "edit_file")
     report = workspace.secrets.events(guarded(emit or (lambda kind, **data: None)))
     client = Client(settings, report, sleep=sleep)
     client.model = settings.model or known_model(session, client) or client.first_model()
+    workspace.host.online = settings.network
     shell = ShellTools(workspace, report)
     agent = Agent(settings, client, workspace, emit=report, ask=guarded(ask) if ask else None)
     agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
@@ -8326,10 +9138,11 @@ def build_agent(
         if not isinstance(session.header.get(name), type(empty)):
             session.header[name] = empty
     session.header.update(root=str(root), model=client.model, base_url=client.endpoint)
+    unwalled = agent.set_walls()
     agent.use_session(session)
     report("init", **init_event(agent))
-    if trouble:
-        report("notice", level="warning", text=trouble)
+    for text in filter(None, (trouble, unwalled)):
+        report("notice", level="warning", text=text)
     return agent
 
 
@@ -8554,7 +9367,7 @@ def init_event(agent: Agent | None) -> dict[str, Any]:
         "base_url": agent.client.endpoint if agent else "",
         "root": str(agent.workspace.root) if agent else "",
         "mode": agent.mode if agent else "",
-        "sandbox": SANDBOX_STATE,
+        "sandbox": agent.workspace.sandbox_state if agent else "off: nothing was started",
         "version": __version__,
     }
 

@@ -684,6 +684,54 @@ def help_text() -> Figures:
     return Figures(ours, bare, 1.6, "ms CPU")
 
 
+# -- the sandbox
+
+
+START_MS, COMMAND_MS = 100.0, 10.0  # what it may cost
+
+
+def commands(folder: Path, *, sandbox: bool) -> Callable[[], object]:
+    """Runs `true` as the agent does, in the sandbox or not."""
+    made = agent.Workspace(folder, clean_environment(new_folder()))
+    CLEANUP.callback(made.host.close)
+    made.use_sandbox(sandbox)
+    if sandbox and made.sandbox_state != "on":
+        raise Missing(made.sandbox_state)
+    return lambda: made.host.run("true", 60, agent.Capture(None), lambda data: None)
+
+
+def first_command(folder: Path) -> float:
+    """Milliseconds to the end of the first command in the sandbox, the least of some."""
+    times = []
+    for _ in range(STARTS):
+        run = commands(folder, sandbox=True)
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return 1000 * min(times)
+
+
+@row
+def sandbox_start() -> Figures:
+    """first command in the sandbox / what it may take"""
+    folder = new_folder()
+    git(folder, "init", "--quiet")
+    return Figures(first_command(folder), START_MS, 1.0, "ms")
+
+
+@row
+def sandbox_start_in_many_files() -> Figures:
+    """the same in 20,000 files / what it may take"""
+    return Figures(first_command(tree()), START_MS, 1.0, "ms")
+
+
+@row
+def sandbox_command() -> Figures:
+    """what it adds to a command in 20,000 files / what it may"""
+    inside, plain = walls(commands(tree(), sandbox=True), commands(tree(), sandbox=False), tries=30)
+    return Figures(1000 * (inside - plain), COMMAND_MS, 1.0, "ms")
+
+
 # -- saving a session
 
 

@@ -625,7 +625,7 @@ def test_a_workspace_that_a_command_removed_is_an_error_for_the_model(run_agent,
         "ok",
     ]
     with FlakyServer(script) as server:
-        done = run_agent("--yes", "hi", server=server)
+        done = run_agent("--yes", "--sandbox", "off", "hi", server=server)
     gone, *errors, last = results(server.requests[3])
     assert (done.returncode, done.stdout, workspace.exists()) == (0, "ok\n", False)
     assert gone == "gone\n[exit code 0]"
@@ -1247,6 +1247,21 @@ def test_a_full_disk_with_a_state_folder_is_one_notice_and_the_work_goes_on(run_
     assert (written, (workspace / "a.txt").exists()) == ("error: a.txt: File too large", False)
     assert len([line for line in done.stderr.splitlines() if ".agent" in line]) == 1
     assert [path.stem for path in session_files(workspace)] == [OLDER]
+
+
+@pytest.mark.parametrize(
+    ("choice", "code", "answer"),
+    [("on", 1, ""), ("auto", 0, "ok\n"), ("off", 0, "ok\n")],
+)
+def test_where_the_sandbox_does_not_work_only_on_refuses_to_start(run_agent, choice, code, answer):
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        pytest.skip("bubblewrap is not installed")
+    nested = [bwrap, "--dev-bind", "/", "/", "--unshare-user", "--disable-userns"]
+    with FlakyServer([call("bash", command="echo x"), "ok"]) as server:
+        done = run_agent("--yes", "--sandbox", choice, "hi", server=server, under=nested)
+    lines = [line for line in done.stderr.splitlines() if "sandbox" in line]
+    assert (done.returncode, done.stdout, len(lines)) == (code, answer, int(choice != "off"))
 
 
 # -- JSON ----------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from agent import (
     is_binary,
     protected_row,
     secret_name,
+    trusted_program,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -937,3 +938,141 @@ def test_nothing_of_the_host_is_left_after_closing(workspace: Workspace, tag: st
     workspace.host.close()
     assert not Path(f"/proc/{held[0]}").exists()
     assert alive(tag) == []
+
+
+# -- the sandbox
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    """A repository whose commands run in the sandbox; what is planted in its home must not show."""
+    base = tmp_path_factory.mktemp("sandbox")
+    root, home = base / "ws", base / "home"
+    for name in (".ssh/key", ".aws/credentials", ".config/agent/env", ".netrc", "notes"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(f"planted {name}\n")
+    for name in (".env", ".vscode/tasks.json", "sub/.envrc", "AGENTS.md", "plain"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("before\n")
+    (root / "CLAUDE.md").symlink_to("AGENTS.md")
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    names = {"GIT_AUTHOR_NAME": "a", "GIT_COMMITTER_NAME": "a", "EMAIL": "a@example.com"}
+    made = Workspace(root, {**ENVIRON, **names, "HOME": str(home), "SSH_AUTH_SOCK": "/run/s"})
+    made.use_sandbox(True)
+    if made.sandbox_state != "on":
+        pytest.skip(made.sandbox_state)
+    yield made
+    made.host.close()
+
+
+def told(workspace: Workspace) -> str:
+    """What the sandbox has to tell since it was last asked."""
+    notes, workspace.host.notes = workspace.host.notes, []
+    return "\n".join(notes)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        pytest.param("echo x > made && rm made", 0, id="the workspace is writable"),
+        pytest.param('echo x > /tmp/a && echo x > "$TMPDIR/b"', 0, id="so is the private tmp"),
+        pytest.param("git add plain && git commit -qm x", 0, id="git commit works"),
+        pytest.param("cat ~/notes /etc/passwd", 0, id="the rest of the disk can be read"),
+        pytest.param("mv plain plain2 && mv plain2 plain", 0, id="other names can be moved"),
+        pytest.param("touch ~/x", 1, id="but not written: home"),
+        pytest.param("touch /usr/x", 1, id="nor elsewhere"),
+        pytest.param("cat ~/.ssh/key", 1, id="keys are hidden"),
+        pytest.param("cat ~/.aws/credentials", 1, id="credentials are hidden"),
+        pytest.param("cat ~/.netrc", 1, id="netrc is hidden"),
+        pytest.param("cat ~/.config/agent/env", 1, id="our settings are hidden"),
+        pytest.param("cat .env", 1, id="a secret of the workspace is hidden"),
+        pytest.param("echo x >> .git/config", 1, id="git config is read-only"),
+        pytest.param("touch .git/hooks/post-checkout", 1, id="git hooks are read-only"),
+        pytest.param("mv .git moved", 1, id="git can not be moved away"),
+        pytest.param("mv sub moved", 1, id="nor another holder"),
+        pytest.param("echo x >> .vscode/tasks.json", 1, id="a protected folder is read-only"),
+        pytest.param("echo x >> sub/.envrc", 1, id="a protected file deep down is read-only"),
+        pytest.param("echo x >> CLAUDE.md", 1, id="also through a link"),
+        pytest.param("cat /proc/1/environ", 1, id="the host's environment is closed"),
+        pytest.param("kill -9 1; kill -0 1", 0, id="the host can not be ended"),
+        pytest.param("unshare -Ur true", 1, id="no namespaces inside"),
+        pytest.param("exec 3<>/dev/tcp/192.0.2.1/80", 1, id="no network"),
+        pytest.param('[ -z "$SSH_AUTH_SOCK" ] && [ -z "$(ls /run)" ]', 0, id="no sockets"),
+    ],
+)
+def test_what_a_command_may_do_in_the_sandbox(inside, command, code):
+    assert run(inside, command)[0] == code
+    assert told(inside) == ""
+
+
+def test_capabilities_and_descriptors_are_none(inside):
+    command = "grep -E '^(CapEff|NoNewPrivs)' /proc/self/status; ls /proc/self/fd"
+    none = "CapEff:\t0000000000000000\nNoNewPrivs:\t1\n0\n1\n2\n3\n"  # 3: what ls reads
+    assert run(inside, command) == (0, none)
+
+
+def test_jobs_loopback_and_tmp_last_from_call_to_call(inside):
+    serve = f"{sys.executable} -m http.server 8123 --bind 127.0.0.1 --directory /tmp"
+    assert run(inside, f"echo kept > /tmp/page; {serve} >/dev/null 2>&1 & sleep 0.2")[0] == 0
+    fetch = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8123/page').read())"
+    wait = f'until {sys.executable} -c "{fetch}" 2>/dev/null; do sleep 0.05; done'
+    assert run(inside, wait) == (0, "b'kept\\n'\n")
+    [(pid, line)] = inside.host.jobs()
+    inside.host.stop(pid)
+    assert ("http.server" in line, inside.host.jobs()) == (True, [])
+
+
+@pytest.mark.parametrize("name", [".envrc", ".husky/pre-commit", "a/b/.mcp.json", "c/.agent/x"])
+def test_a_protected_name_that_a_command_makes_is_moved_away(inside, name):
+    code, _ = run(inside, f"mkdir -p {Path(name).parent} fine; echo x > {name}; echo x > fine/x")
+    place = re.search(r"\.agent/quarantine/[\d-]+", told(inside))
+    assert (code, (inside.root / name).exists(), place is not None) == (0, False, True)
+    assert place and (inside.root / place[0] / name).read_text() == "x\n"
+    assert (inside.root / "fine/x").exists()
+
+
+def test_a_protected_link_is_put_back(inside):
+    run(inside, "rm CLAUDE.md; echo evil > CLAUDE.md")
+    assert os.readlink(inside.root / "CLAUDE.md") == "AGENTS.md"
+    assert "CLAUDE.md" in told(inside)
+
+
+def test_a_new_repository_stays_without_hooks_and_helpers(inside):
+    evil = "git config core.fsmonitor 'touch M'; echo 'touch M' > .git/hooks/post-checkout"
+    run(inside, f"git init -q new; cd new; git config user.name bob; {evil}")
+    config = (inside.root / "new/.git/config").read_text()
+    hooks = [path.suffix for path in (inside.root / "new/.git/hooks").iterdir()]
+    assert ("bob" in config, "fsmonitor" in config, set(hooks)) == (True, False, {".sample"})
+    assert "core.fsmonitor" in told(inside)
+    assert run(inside, "cd new; git config core.pager evil")[0] != 0
+
+
+def test_what_the_user_and_the_file_tools_write_is_left_alone_and_then_kept(inside):
+    (inside.root / ".npmrc").write_text("by hand\n")
+    assert run(inside, "echo x >> .npmrc")[0] == 1
+    inside.apply(Change(inside.root / ".pypirc", None, b"by a tool\n", ""))
+    assert run(inside, "cat .npmrc .pypirc; echo x >> .pypirc")[0] == 1
+    assert (told(inside), (inside.root / ".pypirc").read_text()) == ("", "by a tool\n")
+
+
+def test_what_a_job_makes_between_commands_is_found(inside):
+    run(inside, "(sleep 0.1; echo x > .gitmodules; exec sleep 60) >/dev/null 2>&1 &")
+    assert until((inside.root / ".gitmodules").exists)
+    run(inside, "true")
+    assert (".gitmodules" in told(inside), (inside.root / ".gitmodules").exists()) == (True, False)
+    for pid, _ in inside.host.jobs():
+        inside.host.stop(pid)
+
+
+def test_without_a_sandbox_the_state_says_why(workspace):
+    workspace.host.sandbox.program = ""
+    workspace.use_sandbox(True)
+    assert workspace.sandbox_state == "off: no bubblewrap (bwrap) of root's is installed"
+    assert run(workspace, "echo on") == (0, "on\n")
+
+
+def test_a_program_of_the_workspace_is_no_sandbox(tmp_path):
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\n")
+    fake.chmod(0o777)
+    assert trusted_program([str(fake)], tmp_path) == ""
