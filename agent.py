@@ -3135,17 +3135,14 @@ class Workspace:
 
     def is_secret(self, text: str, base: str = "") -> str:
         """Why `read_file` of that path is refused as a secret."""
-        for name in self.names(text, base):
-            why = secret_name(name)
-            if why:
-                return why
-            try:
-                with open(self.root / name, "rb") as file:
-                    if b"PRIVATE KEY-----" in file.read(4096):
-                        return "it holds a private key"
-            except (OSError, ValueError):
-                continue
-        return ""
+        names = self.names(text, base)
+        try:
+            with open(self.root / names[-1], "rb") as file:
+                held = b"PRIVATE KEY-----" in file.read(4096)
+        except (OSError, ValueError):
+            held = False
+        why = next(filter(None, map(secret_name, names)), "")
+        return why or ("it holds a private key" if held else "")
 
     def secret_below(self, text: str, base: str = "") -> str:
         """The name of a secret in a folder."""
@@ -6298,6 +6295,13 @@ class Part:
         """What rules match."""
         return " ".join(self.words)
 
+    def readers(self) -> Iterator[str]:
+        """The commands that get its output, at once or through others."""
+        part = self.into
+        while part is not None:
+            yield from (view[0] for view in part.views)
+            part = part.into
+
 
 class Reading:
     """Reads a command line into parts; commands inside it become parts as well."""
@@ -6324,9 +6328,13 @@ class Reading:
             self._piece(PIECE)
         self._separator("\n")
         for part in self.own:
+            fed = [part.fed, *(fed_by(one) for one in self.own if one.into is part)]
             if any(SHELL.fullmatch(view[0]) and not view[1:] for view in part.views):
-                for text in [part.fed, *(fed_by(one) for one in self.own if one.into is part)]:
+                for text in fed:
                     self._within(text, part)
+            heads = [view[0] for view in part.views]
+            for view in part.views[heads.index("xargs") + 1 :] if "xargs" in heads else ():
+                view += " ".join(fed).split()
         return self.own
 
     def _piece(self, pattern: re.Pattern[str]) -> None:
@@ -6355,11 +6363,11 @@ class Reading:
         self._add(text, quoted=True)
 
     def _ansi(self, text: str) -> None:
+        data = text.encode("latin-1", "backslashreplace")
         try:
-            text = text.encode("latin-1", "backslashreplace").decode("unicode_escape")
+            self._add(data.decode("unicode_escape"), quoted=True)
         except UnicodeError:
-            pass  # as it stands
-        self._add(text, quoted=True)
+            self._add(text, quoted=True)
 
     def _double(self, _: str) -> None:
         self._add("", quoted=True)
@@ -6717,12 +6725,8 @@ def signs(policy: Policy, part: Part) -> Iterator[str]:
             yield "delete-all"
         if words[:2] == ["git", "checkout"] and discards(policy, part, words[2:]):
             yield "git discard"
-        if view[0] in DOWNLOADERS:
-            reader = part.into
-            for _ in range(COMMAND_PARTS):
-                if reader and any(INTERPRETER.fullmatch(inner[0]) for inner in reader.views):
-                    yield "download | shell"
-                reader = reader.into if reader else None
+        if view[0] in DOWNLOADERS and any(INTERPRETER.fullmatch(head) for head in part.readers()):
+            yield "download | shell"
 
 
 WHOLE_GLOB = re.compile(r"(^|/)(?:\*+|\.\*|\?\*|\.\?\?\*|\.\[[!^]?\.\]\*|\.)/*$")
@@ -6916,18 +6920,11 @@ def parse_options(
             return options, operands + left
         if word == "-" or not word.startswith("-"):
             operands.append(word)
-        elif re.fullmatch(r"-\d+", word) and "#" in short:
-            options.append(("#", word))
         elif not word.startswith("--"):
-            for at, letter in enumerate(word[1:], 2):
-                if letter not in short.replace("#", "").replace(":", "").replace("?", ""):
-                    return word
-                takes_value = short[short.index(letter) + 1 :][:1]
-                if takes_value in (":", "?") and takes_value:
-                    value = word[at:] or (left.pop(0) if takes_value == ":" and left else "")
-                    options.append((letter, value))
-                    break
-                options.append((letter, ""))
+            found = short_options(word[1:], short, left)
+            if not found:
+                return word
+            options += found
         elif f"{name}=" in long and (equals or left):
             options.append((name, value if equals else left.pop(0)))
         elif (name in long and not equals) or f"{name}?" in long:
@@ -6935,6 +6932,25 @@ def parse_options(
         else:
             return word
     return options, operands
+
+
+def short_options(word: str, known: str, left: list[str]) -> list[tuple[str, str]]:
+    """The options in `-abc5`; [] when one is not known. A value may be the next word of `left`."""
+    if word.isdigit() and "#" in known:
+        return [("#", word)]
+    found = []
+    while word:
+        letter, word = word[0], word[1:]
+        at = known.find(letter)
+        kind = known[at + 1 : at + 2]
+        if at < 0 or letter in ":?#":
+            return []
+        value = word if kind in (":", "?") and kind else ""
+        word = "" if value else word
+        if kind == ":" and not value:
+            value = left.pop(0) if left else ""
+        found.append((letter, value))
+    return found
 
 
 def reads_with(
@@ -6995,20 +7011,22 @@ def find_reads(words: Sequence[str]) -> Reads:
 
 def judge_reads(policy: Policy, part: Part, reads: Reads, *, moved: bool = False) -> Decision:
     """A command that only reads: allowed where `read_file` would be, else why not."""
-    words, doubt = part.words, reads.doubt
-    found = [judge_read(policy, path, part.base) for path in reads.paths if path != "-"]
-    if words[0] == "cd":
+    head, doubt = "".join(part.words[:1]), reads.doubt
+    globs = head != "ls"  # which shows names only
+    paths = [path for path in reads.paths if path != "-"]
+    found = [judge_read(policy, path, part.base, globs=globs) for path in paths]
+    if head == "cd":
         doubt = doubt or cd_doubt(policy, part)
-    if words[0] == "git" and moved:
+    if head == "git" and moved:
         doubt = doubt or "git in another folder may find other settings"
-    if words[0] == "git" and not doubt and policy.place is not None:
+    if head == "git" and not doubt and policy.place is not None:
         key = policy.place.git_programs()
         doubt = f"the git setting {key} may run a program" if key else ""
     if reads.deep and policy.place is not None and not doubt:
         below = (policy.place.secret_below(path, part.base) for path in reads.paths)
         secret = next((name for name in below if name and meets(reads, name)), "")
         doubt = f"{secret} is never read" if secret else ""
-    found.append(Decision("ask", doubt) if doubt else Decision("allow", f"{words[0]} only reads"))
+    found.append(Decision("ask", doubt) if doubt else Decision("allow", f"{head} only reads"))
     return strictest(found)
 
 
@@ -7022,10 +7040,10 @@ def meets(reads: Reads, name: str) -> bool:
     return reads.hidden or not re.search(r"(?:^|/)\.[^./]", name)
 
 
-def judge_read(policy: Policy, path: str, base: str) -> Decision:
+def judge_read(policy: Policy, path: str, base: str, *, globs: bool) -> Decision:
     """A path as `read_file` would judge it; outside the workspace it is asked."""
     found = []
-    for one in expand(policy, path, base):
+    for one in expand(policy, path, base) if globs else [path]:
         secret = secret_of(policy, one, base)
         for name in names_of(policy, one, base):
             found.append(decide_subject(policy, "read_file", "read", name, "path"))
@@ -7085,28 +7103,24 @@ def decide_command(policy: Policy, command: str, *, network: bool = False) -> De
     return strictest(found) if found else Decision("allow", "an empty command")
 
 
-def judge_parts(policy: Policy, command: str) -> list[tuple[str, Decision]]:
-    """The text of each part of a command and what is decided on it."""
-    home = policy.place.home if policy.place is not None else ""
-    parts = scan(command, home)
-    tops = [part for part in parts if not part.depth and part.words]
-    odd, simple, certain = "", [], False
+def judge_parts(policy: Policy, command: str) -> list[tuple[Part, Decision]]:
+    """The parts of a command and what is decided on each."""
+    parts = scan(command, policy.place.home if policy.place is not None else "")
+    odd, simple = "", []
     try:
         simple = split_parts(command)
-        certain = cd_is_certain(simple)
-        if [words for _, words in simple] != [part.words for part in tops]:
+        tops = [part.words for part in parts if not part.depth and part.words]
+        if [words for _, words in simple] != tops:
             odd = "it can be read in two ways"
     except NotSimple as error:
         odd = str(error)
-    found = [(command, decision) for decision in judge_whole(policy, command)]
+    unsure = not cd_is_certain(simple)
+    found = [(Part("", words=[command]), one) for one in judge_whole(policy, command)]
     moved = False
     for part in parts:
-        decision = judge_part(policy, part, odd, moved=moved)
-        if part.words[:1] == ["cd"]:
-            moved = True
-            if not certain and decision and decision.outcome == "allow" and not odd:
-                decision = by_rule(policy, part, "whether this cd happens is not certain")
-        found += [(part.text, decision)] if decision else []
+        decision = judge_part(policy, part, odd, moved=moved, unsure=unsure)
+        moved = moved or part.words[:1] == ["cd"]
+        found += [(part, decision)] if decision else []
     return found
 
 
@@ -7121,27 +7135,29 @@ def judge_whole(policy: Policy, command: str) -> Iterator[Decision]:
         yield Decision("human", "it is too long to be judged")
 
 
-def judge_part(policy: Policy, part: Part, odd: str, *, moved: bool) -> Decision | None:
+def judge_part(
+    policy: Policy, part: Part, odd: str, *, moved: bool, unsure: bool
+) -> Decision | None:
     """One part; of those inside another one only what is against them."""
     exact = one_exact(policy, part)
+    reads = reads_of(part.words) if part.words else Reads("it runs nothing")
+    if part.words[:1] == ["cd"] and unsure:
+        reads = Reads("whether this cd happens is not certain")
     found = [*against_text(policy, part, exact=exact)]
-    reads = reads_of(part.words) if part.words else Reads()
     found += against_paths(policy, part, reads, exact=exact)
+    reading = judge_reads(policy, part, reads, moved=moved)
+    if reading.outcome == "deny" and not exact:
+        found.append(reading)
     if part.depth:
         return strictest(found) if found else None
-    reading = judge_reads(policy, part, reads, moved=moved) if part.words else None
-    if reading and reading.outcome == "deny" and not exact:
-        found.append(reading)
-    if reading and reading.outcome == "allow" and not odd:
+    if reading.outcome == "allow" and not odd:
         return strictest([*found, reading])
     default = by_mode(policy, "run")
     if found or default.outcome == "deny":
         return strictest([*found, default])
-    if odd:
-        return (
-            Decision("ask", f"not a simple command: {odd}") if default.outcome == "ask" else default
-        )
-    return by_rule(policy, part, reading.reason if reading else "")
+    if not odd:
+        return by_rule(policy, part, reading.reason)
+    return Decision("ask", f"not a simple command: {odd}") if default.outcome == "ask" else default
 
 
 def by_rule(policy: Policy, part: Part, doubt: str) -> Decision:
@@ -7194,24 +7210,21 @@ def against_paths(policy: Policy, part: Part, reads: Reads, *, exact: bool) -> I
     for path in part.reads:
         yield from against_secret(policy, path, part.base, exact=exact)
     for path in part.writes:
-        yield from judge_write(policy, path, part.base, exact=False)
+        yield from judge_write(policy, path, part.base, lifts=False)
     for view in part.views:
         for path in targets(view):
-            yield from judge_write(policy, path, part.base, exact=exact)
+            yield from judge_write(policy, path, part.base, lifts=exact)
     code = bool(INTERPRETER.fullmatch(head))
-    words = [*part.words, *part.reads, *part.writes, *([part.fed] if code else [])]
+    words = [*part.words, *(part.views[-1] if part.views else ()), *([part.fed] if code else ())]
     named = dict.fromkeys(piece for word in words for piece in pieces(word, code=code))
-    for piece in named:
-        if policy.deny or policy.ask:
-            yield from against_word(policy, piece, part.base)
-    if head in PATHLESS or (not reads.doubt and part.words):
+    for piece in (*named, *part.reads, *part.writes) if policy.deny or policy.ask else ():
+        yield from against_word(policy, piece, part.base)
+    if head in PATHLESS or not reads.doubt:
         return
-    named = dict.fromkeys(
-        piece for word in words if word not in part.writes for piece in pieces(word, code=code)
-    )
     for piece in named:
         yield from against_secret(policy, piece, part.base, exact=exact)
-        for name in names_of(policy, piece, part.base) if head not in (*READERS, *LOOKERS) else ():
+        named_only = head in READERS or head in LOOKERS or head in WRITERS
+        for name in names_of(policy, piece, part.base) if not named_only else ():
             found = protected(name)
             lifted = exact or names_path(policy, "write_file", name)
             if found and not (lifted and found.outcome == "human"):
@@ -7228,16 +7241,15 @@ def against_secret(policy: Policy, path: str, base: str, *, exact: bool) -> Iter
 
 def against_word(policy: Policy, word: str, base: str) -> Iterator[Decision]:
     """What the user's rules `* path` say of a word of a command."""
-    for one in expand(policy, word, base):
-        for name in names_of(policy, one, base):
-            for outcome in ("deny", "ask"):
-                found = ruled(policy, outcome, "*", name, "path")
-                if found:
-                    yield found
+    names = [name for one in expand(policy, word, base) for name in names_of(policy, one, base)]
+    for name, outcome in itertools.product(names, ("deny", "ask")):
+        found = ruled(policy, outcome, "*", name, "path")
+        if found:
+            yield found
 
 
-def judge_write(policy: Policy, path: str, base: str, *, exact: bool) -> Iterator[Decision]:
-    """What speaks against a command that writes a file."""
+def judge_write(policy: Policy, path: str, base: str, *, lifts: bool) -> Iterator[Decision]:
+    """What speaks against a command that writes a file; `lifts`: a rule names the command."""
     if DEVICE.fullmatch(path) or "$" in path:
         return
     for one in expand(policy, path, base):
@@ -7246,9 +7258,9 @@ def judge_write(policy: Policy, path: str, base: str, *, exact: bool) -> Iterato
             scratch = policy.sandboxed and name.startswith("/tmp/")  # its own, in the sandbox
             if is_outside(name) and not scratch:
                 yield Decision("deny", f"{one} is outside the workspace", "built-in outside")
-            elif found.outcome == "deny" or (found.outcome == "ask" and found.rule):
-                yield found
-            elif found.outcome == "human" and not exact:
+            elif (
+                found.rule and found.outcome != "allow" and not (lifts and found.outcome == "human")
+            ):
                 yield found
 
 
@@ -7323,7 +7335,7 @@ def permitting_rules(policy: Policy, name: str, subject: str) -> list[str]:
         asked = any(ruled(policy, "ask", name, subject, kind) for kind in kinds)
         return [] if asked or policy.mode == "plan" else [f"{name} {glob_escape(subject)}"]
     judged = judge_parts(policy, subject)
-    texts = dict.fromkeys(text for text, decision in judged if decision.outcome != "allow")
+    texts = dict.fromkeys(part.text for part, one in judged if one.outcome != "allow")
     return those_that_permit(policy, subject, [f"bash {glob_escape(text)}" for text in texts])
 
 
@@ -7344,7 +7356,7 @@ def offered_rules(policy: Policy, name: str, subject: str) -> list[str]:
     """What "always" may mean for this session, the narrowest first; [] when it may not be said."""
     if name == "bash":
         judged = judge_parts(policy, subject)
-        texts = list(dict.fromkeys(t for t, decision in judged if decision.outcome != "allow"))
+        texts = list(dict.fromkeys(part.text for part, one in judged if one.outcome != "allow"))
         exact = [f"bash {glob_escape(text)}" for text in texts]
         wide = [f"bash {glob_escape(wide_text(text))} *" for text in texts]
         rules = [rule for rule in dict.fromkeys([*exact, *wide]) if not unfit_rule(rule)]
@@ -7411,25 +7423,25 @@ def rule_warning(settings: Settings) -> str:
 def explain(policy: Policy, command: str) -> list[str]:
     """How a command is judged, part by part, and what would change it, for a person."""
     lines: list[str] = []
-    for text, decision in judge_parts(policy, command):
+    for part, decision in judge_parts(policy, command):
         by = f" ({decision.rule})" if decision.rule and decision.rule not in decision.reason else ""
-        lines += [f"{decision.outcome}: {text}", f"    {decision.reason}{by}"]
+        written = "".join(f" > {path}" for path in part.writes)
+        lines += [f"{decision.outcome}: {part.text}{written}", f"    {decision.reason}{by}"]
         if decision.outcome != "allow":
-            lines.append(f"    {what_changes(policy, command, text, decision)}")
+            lines.append(f"    {what_changes(policy, command, part, decision)}")
     total = decide_command(policy, command)
     return [*lines, f"decision: {total.outcome} ({total.reason})"]
 
 
-def what_changes(policy: Policy, command: str, text: str, decision: Decision) -> str:
+def what_changes(policy: Policy, command: str, part: Part, decision: Decision) -> str:
     """The one setting that would make a part's decision weaker."""
-    built_in = decision.rule.removeprefix("built-in ")
-    rule = f"bash {glob_escape(text)}"
-    if "\n" not in text and rule == rule.strip():
+    order, rule = STRICTNESS.index(decision.outcome), f"bash {glob_escape(part.text)}"
+    if part.words and "\n" not in rule and rule == rule.strip():
         tried = dataclasses.replace(policy, allow=(*policy.allow, parse_rule(rule)))
-        found = [one for words, one in judge_parts(tried, command) if words == text]
-        order = STRICTNESS.index(decision.outcome)
+        found = [one for other, one in judge_parts(tried, command) if other.text == part.text]
         if all(STRICTNESS.index(one.outcome) < order for one in found):
             return f"--allow {shlex.quote(rule)} would change it"
+    built_in = decision.rule.removeprefix("built-in ")
     if built_in in [name for name, *_ in DANGERS]:
         return f'lift = ["{built_in}"] in the user config would change it'
     return "no rule would change it"
