@@ -272,6 +272,7 @@ class Settings:
     allow: tuple[str, ...] = ()
     ask: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
+    lift: tuple[str, ...] = ()  # names of built-in rows for commands that do not count
     fetch_hosts: tuple[str, ...] = ()
     env_keep: tuple[str, ...] = ()  # names of keys that commands may see
     sandbox: str = "auto"  # for commands: one of SANDBOX
@@ -333,6 +334,7 @@ CONFIG_TYPES: dict[str, type] = {
     "allow": list,
     "ask": list,
     "deny": list,
+    "lift": list,
     "fetch_hosts": list,
     "env_keep": list,
 }
@@ -469,6 +471,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--allow", metavar="RULE", action="append", help="permit, e.g. 'bash pytest *'")
     add("--deny", metavar="RULE", action="append", help="forbid, e.g. 'write_file docs/**'")
     add("--sandbox", choices=SANDBOX, help="walls around commands; auto: in mode auto")
+    add("--explain-permission", metavar="CMD", help="how a command would be judged; runs nothing")
     add("--network", action="store_true", help="fetch_url, web_search and commands may use it")
     add("--tools", type=split_names, metavar="A,B", help="only these tools")
     add("--exclude-tools", type=split_names, metavar="A,B", help="not these tools")
@@ -7214,10 +7217,12 @@ class PageText:
 
 
 # == 7. Permissions ===========================================================
-# What a call may do is decided here, by pure functions, from the call, the mode
-# and the rules. Four outcomes, the strictest of all parts wins: allow < ask <
-# ask a human < deny. Unknown means ask. Rules are a tripwire for mistakes; only
-# a sandbox is a wall.
+# What a call may do is decided here, from the call, the mode and the rules. Four
+# outcomes, the strictest wins: allow < ask < ask a human < deny. A command is
+# read twice: strictly, for what a rule or the list of commands that only read may
+# allow, and tolerantly, as it would run, for what is denied or needs a human.
+# Where the two differ, or the strict one gives up, the best is to ask. Rules are
+# a tripwire for mistakes; only a sandbox is a wall.
 
 STRICTNESS = ("allow", "ask", "human", "deny")
 
@@ -7252,9 +7257,13 @@ class Policy:
     allow: tuple[Rule, ...] = ()
     ask: tuple[Rule, ...] = ()
     deny: tuple[Rule, ...] = ()
+    approved: tuple[Rule, ...] = ()  # "always" of this session: they allow, they lift nothing
+    lift: tuple[str, ...] = ()  # names of DANGERS
     network: bool = False
     fetch_hosts: tuple[str, ...] = ()
-    root: str = ""  # of the workspace
+    place: Workspace | None = None  # None: no disk is looked at
+    sandboxed: bool = False
+    changed: bool = False  # a file that runs later was changed in this session
 
 
 def parse_rule(text: str) -> Rule:
@@ -7265,122 +7274,30 @@ def parse_rule(text: str) -> Rule:
     return Rule(name, pattern.strip())
 
 
-def make_policy(settings: Settings, mode: str, hosts: Iterable[str] = (), root: str = "") -> Policy:
-    """The policy of a run; `hosts` are those a person approved."""
-    lists = (settings.allow, settings.ask, settings.deny)
-    allow, ask, deny = (tuple(map(parse_rule, texts)) for texts in lists)
+def make_policy(
+    settings: Settings,
+    mode: str,
+    place: Workspace | None = None,
+    *,
+    hosts: Iterable[str] = (),
+    approved: Iterable[str] = (),
+    sandboxed: bool = False,
+    changed: bool = False,
+) -> Policy:
+    """The policy of a run; `hosts` and `approved` rules are a person's. Raises UsageError."""
+    lists = (settings.allow, settings.ask, settings.deny, approved)
+    allow, ask, deny, always = (tuple(map(parse_rule, texts)) for texts in lists)
+    names = [name for name, *_ in DANGERS]
+    for name in settings.lift:
+        if name not in names:
+            raise UsageError(f"lift: there is no {name!r} (there are: {', '.join(names)})")
     known = (*(host.lower() for host in settings.fetch_hosts), *hosts)
-    return Policy(mode, allow, ask, deny, settings.network, known, root)
-
-
-class NotSimple(Exception):
-    """A command that is more than plain words; the text says what was met."""
-
-
-COMMAND_CHARS, COMMAND_PARTS = 8192, 30
-RESERVED = frozenset(
-    "if then else elif fi for while until do done case esac select function time coproc in ! [[ { }"
-    " [ test printf declare typeset local read mapfile readarray trap eval source . exec let unset"
-    " export alias enable builtin command".split()
-)
-SEPARATORS = ("&&", "||", "|&", ";", "|", "&", "\n")
-HARMLESS_REDIRECTIONS = re.compile(r"(?:2>&1|[12]?>/dev/null|2>>/dev/null)(?=$|[\s;&|])")
-
-
-def split_command(command: str) -> list[list[str]]:
-    """The words of each part of a shell command; raises NotSimple for all but plain words.
-
-    >>> split_command("cd src && grep -n 'a b' x.py | head")
-    [['cd', 'src'], ['grep', '-n', 'a b', 'x.py'], ['head']]
-    """
-    if len(command) > COMMAND_CHARS:
-        raise NotSimple(f"it is longer than {COMMAND_CHARS} characters")
-    parts: list[list[str]] = [[]]
-    at = 0
-    while at < len(command):
-        separator = next((s for s in SEPARATORS if command.startswith(s, at)), "")
-        redirection = HARMLESS_REDIRECTIONS.match(command, at)
-        if redirection and (at == 0 or command[at - 1] in " \t;&|"):
-            at = redirection.end()
-        elif separator:
-            parts.append([])
-            at += len(separator)
-        elif command[at] in " \t":
-            at += 1
-        else:
-            word, at = read_word(command, at)
-            parts[-1].append(word)
-    found = [part for part in parts if part]
-    if len(found) > COMMAND_PARTS:
-        raise NotSimple(f"it has more than {COMMAND_PARTS} parts")
-    for part in found:
-        head = part[0]
-        if head in RESERVED or not re.fullmatch(r"[A-Za-z0-9_./+-]+", head):
-            raise NotSimple(f"{head!r} stands where a command is expected")
-    return found
-
-
-def read_word(command: str, at: int) -> tuple[str, int]:
-    """One word of plain and quoted pieces from `at`, and where it ends."""
-    word, start = "", at
-    while at < len(command) and command[at] not in " \t\n;&|":
-        char = command[at]
-        if char in "'\"":
-            end = command.find(char, at + 1)
-            inner = command[at + 1 : end]
-            if end < 0:
-                raise NotSimple("a quote is not closed")
-            if char == '"' and re.search(r"[$`\\!]", inner):
-                raise NotSimple("an expansion stands inside double quotes")
-            word, at = word + inner, end + 1
-        elif char in "$`\\<>(){}*?[]!~#^=" and (char not in "~#=^" or at == start or char == "="):
-            if char == "=" and command[start] == "-":
-                word, at = word + char, at + 1
-                continue
-            raise NotSimple(f"{char!r} is more than a plain word")
-        elif ord(char) < 32 or ord(char) == 127:
-            raise NotSimple("it holds a control character")
-        else:
-            word, at = word + char, at + 1
-    if re.search(r"[\x00-\x08\x0b-\x1f\x7f]", word):
-        raise NotSimple("it holds a control character")
-    return word, at
-
-
-# Commands that only read, whatever their arguments, as long as these stay inside.
-READ_ONLY_COMMANDS = frozenset(
-    "ls pwd cat head tail wc stat file du basename dirname echo true grep".split()
-)
-# Options that write, wait for ever, or read what is not named: letters and long names.
-REFUSED_OPTIONS = {
-    "tail": ("fF", "follow retry pid"),
-    "file": ("Cfm", "compile files-from magic-file"),
-    "wc": ("", "files0-from"),
-    "du": ("X", "files0-from exclude-from"),
-    "grep": ("rRfd", "recursive dereference-recursive file directories exclude-from"),
-}
-
-
-def reads_only(words: Sequence[str]) -> bool:
-    """Whether a simple command is known to read only inside the workspace and to end."""
-    if words[0] not in READ_ONLY_COMMANDS:
-        return False
-    for word in words[1:]:
-        outside = word.startswith(("/", "~")) or ".." in re.split("[/=]", word) or "=/" in word
-        if outside or refused_option(words[0], word):
-            return False
-        if secret_name(word):
-            return False
-    return True
-
-
-def refused_option(command: str, word: str) -> bool:
-    """Whether a word is one of REFUSED_OPTIONS; of a long name GNU takes any prefix."""
-    letters, names = REFUSED_OPTIONS.get(command, ("", ""))
-    if word.startswith("--"):
-        prefix = word[2:].partition("=")[0]
-        return bool(prefix) and any(name.startswith(prefix) for name in names.split())
-    return word.startswith("-") and any(letter in word for letter in letters)
+    return Policy(
+        *(mode, allow, ask, deny, always, settings.lift, settings.network, known),
+        place=place,
+        sandboxed=sandboxed,
+        changed=changed,
+    )
 
 
 def strictest(decisions: Iterable[Decision]) -> Decision:
@@ -7390,7 +7307,8 @@ def strictest(decisions: Iterable[Decision]) -> Decision:
 
 def ruled(policy: Policy, outcome: str, name: str, subject: str, kind: str) -> Decision | None:
     """What the user's allow, ask or deny rules say of a command's words, a path or a URL."""
-    for rule in getattr(policy, outcome):
+    rules: tuple[Rule, ...] = getattr(policy, outcome)
+    for rule in rules + policy.approved if outcome == "allow" else rules:
         if rule.tool in (name, "*") and takes(rule, subject, kind):
             return Decision(outcome, f"the rule {outcome} {rule.text!r}", rule.text)
     return None
@@ -7404,6 +7322,26 @@ def takes(rule: Rule, subject: str, kind: str) -> bool:
         return False
     bare = rule.pattern.endswith(" *") and fnmatch.fnmatchcase(subject, rule.pattern[:-2])
     return bare or fnmatch.fnmatchcase(subject, rule.pattern)
+
+
+def names_path(policy: Policy, name: str, path: str) -> bool:
+    """Whether an allow rule of the user names a path itself, without wildcards."""
+    forms = (path.casefold(), glob_escape(path).casefold())
+    return any(
+        rule.tool in (name, "*") and os.path.normpath(rule.pattern).casefold() in forms
+        for rule in policy.allow
+    )
+
+
+def names_command(policy: Policy, text: str) -> bool:
+    """Whether an allow rule of the user names a command itself, without wildcards."""
+    forms = (text, glob_escape(text))
+    return any(rule.tool == "bash" and rule.pattern in forms for rule in policy.allow)
+
+
+def glob_escape(text: str) -> str:
+    """A text that a pattern matches literally."""
+    return re.sub(r"([*?\[])", r"[\1]", text)
 
 
 def by_mode(policy: Policy, needs: str) -> Decision:
@@ -7421,19 +7359,27 @@ def by_mode(policy: Policy, needs: str) -> Decision:
 
 
 def decide(
-    policy: Policy, name: str, needs: str, subject: str, *, also: Sequence[str] = ()
+    policy: Policy,
+    name: str,
+    needs: str,
+    subject: str,
+    *,
+    also: Sequence[str] = (),
+    network: bool = False,
 ) -> Decision:
     """What may happen to a call of tool `name`.
 
     `subject` is what rules match: the command of bash, a relative path, a URL, else the arguments
     as JSON. `also` holds other names of the same thing (a path before its links were followed).
+    `network` is what the model says of a command.
     """
     if name == "bash":
-        return decide_command(policy, subject)
+        return decide_command(policy, subject, network=network)
     kind = "path" if needs in ("read", "write") else "text"
     names = [os.path.normpath(one) if kind == "path" else one for one in (subject, *also)]
     decisions = [decide_subject(policy, name, needs, one, kind) for one in names]
-    return strictest(decisions)
+    secret = secret_of(policy, subject, name=name) if needs == "read" else None
+    return strictest([*decisions, secret] if secret else decisions)
 
 
 def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: str) -> Decision:
@@ -7441,16 +7387,14 @@ def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: st
     denied, asked, allowed = (
         ruled(policy, outcome, name, subject, kind) for outcome in ("deny", "ask", "allow")
     )
-    if denied:
-        return denied
-    pattern = allowed.rule.partition(" ")[2] if allowed else ""
-    exact = os.path.normpath(pattern) in (subject, glob_escape(subject))
+    built_in = protected(subject) if needs == "write" else None
+    if built_in and built_in.outcome == "deny":
+        return built_in
     default = by_mode(policy, needs)
-    if default.outcome == "deny":  # plan mode: no rule and no person makes it write
-        return default
-    found = protected(subject) if needs == "write" else hidden_secret(subject, needs)
-    if found and (needs == "write" and found.outcome == "deny" or not exact):
-        return found
+    if denied or default.outcome == "deny":  # plan mode: no rule and no person makes it write
+        return denied or default
+    if built_in and not names_path(policy, name, subject):
+        return built_in
     if asked or allowed:
         return asked or allowed or default
     if needs == "net" and (host_of(subject) or name) in policy.fetch_hosts:
@@ -7469,20 +7413,33 @@ def protected(path: str) -> Decision | None:
     return Decision(row[0], f"{path}: {row[1]}", f"built-in {row[2]}") if row else None
 
 
-def hidden_secret(path: str, needs: str) -> Decision | None:
-    """What the built-in table says of a path that is read."""
-    reason = secret_name(path) if needs == "read" else ""
-    return (
-        Decision("deny", f"{path} is never read: {reason}", "built-in secrets") if reason else None
-    )
-
-
 def lifted_paths(rules: Iterable[Rule], *tools: str) -> frozenset[str]:
     """The paths, folded, that allow rules for these tools name without wildcards."""
     texts = [rule.pattern for rule in rules if rule.tool in (*tools, "*")]
     plain = [text for text in texts if not re.search(r"[*?\[]", re.sub(r"\[[*?\[]\]", "", text))]
     texts = [re.sub(r"\[([*?\[])\]", r"\1", text) for text in plain]
     return frozenset(fold(os.path.normpath(text)) for text in texts)
+
+
+def names_of(policy: Policy, path: str, base: str = "") -> list[str]:
+    """Every name of a path that is relative to a folder: the literal and then the resolved one."""
+    if policy.place is not None:
+        return policy.place.names(path, base)
+    return [os.path.normpath(os.path.join(base, path))]
+
+
+def is_outside(name: str) -> bool:
+    """Whether a name that rules see is out of the workspace."""
+    return name.startswith(("/", "../", "~/")) or name in ("..", "~")
+
+
+def secret_of(policy: Policy, path: str, base: str = "", *, name: str = "") -> Decision | None:
+    """Why a path is never read, unless an allow rule of the user names where it leads."""
+    place, real = policy.place, names_of(policy, path, base)[-1]
+    why = place.is_secret(path, base) if place is not None else secret_name(real)
+    if not why or any(names_path(policy, tool, real) for tool in {name, "read_file"}):
+        return None
+    return Decision("deny", f"{path} is never read: {why}", "built-in secrets")
 
 
 def names_host(policy: Policy, url: str) -> bool:
@@ -7492,94 +7449,1296 @@ def names_host(policy: Policy, url: str) -> bool:
     return bool(host) and any(host_of(rule.pattern) == host for rule in rules)
 
 
-def decide_command(policy: Policy, command: str) -> Decision:
-    """A shell command: each part is judged by itself, the strictest wins."""
-    denied = ruled(policy, "deny", "bash", command, "command") or denied_inside(policy, command)
-    denied = denied or denied_word(policy, command)
-    if denied:
-        return denied
-    try:
-        parts = split_command(command)
-    except NotSimple as error:
-        default = by_mode(policy, "run")
-        if default.outcome == "ask":
-            return Decision("ask", f"not a simple command: {error}")
-        return default
-    if not parts:
-        return Decision("allow", "an empty command")
-    return strictest(decide_part(policy, words) for words in parts)
+# -- the strict reading: plain words only
 
 
-# Words in front of the command that really runs.
-PEELED = RESERVED | set("sudo env nohup nice timeout xargs setsid stdbuf bash sh zsh time".split())
+class NotSimple(Exception):
+    """A command that is more than plain words; the text says what was met."""
 
 
-def denied_inside(policy: Policy, command: str) -> Decision | None:
-    """What the deny rules say of the commands inside one that is more than plain words."""
-    for part in re.split(r"[;&|\n(){}`]", command) if policy.deny else ():
-        words = re.sub(r"['\"\\]|[0-9]?[<>]+&?\s*\S+", "", part).split()
-        for start in command_starts(words):
-            rest = [words[start].rpartition("/")[2], *words[start + 1 :]]
-            found = ruled(policy, "deny", "bash", " ".join(rest), "command")
-            if found:
-                return found
-    return None
+COMMAND_CHARS, COMMAND_PARTS = 8192, 30
+RESERVED = frozenset(
+    "if then else elif fi for while until do done case esac select function time coproc in ! [[ { }"
+    " [ test printf declare typeset local read mapfile readarray trap eval source . exec let unset"
+    " export alias enable builtin command".split()
+)
+SEPARATORS = ("&&", "||", "|&", ";", "|", "&", "\n")
+HARMLESS_REDIRECTIONS = re.compile(
+    r"(?:2>&1|[12]?>[ \t]*/dev/null|2>>[ \t]*/dev/null)(?=$|[\s;&|])"
+)
+# Inside double quotes: what stands for itself, and an escaped character.
+DOUBLE_QUOTED = re.compile(r'"((?:[^"\\$`]|\\[^\n]|\$(?=["\s|)]))*)"')
 
 
-def command_starts(words: Sequence[str]) -> list[int]:
-    """Where the command itself may begin, behind wrappers, assignments and their options."""
+def split_command(command: str) -> list[list[str]]:
+    """The words of each part of a shell command; raises NotSimple for all but plain words.
+
+    >>> split_command("cd src && grep -n 'a b' x.py | head")
+    [['cd', 'src'], ['grep', '-n', 'a b', 'x.py'], ['head']]
+    """
+    return [words for _, words in split_parts(command)]
+
+
+def split_parts(command: str) -> list[tuple[str, list[str]]]:
+    """The separator before each part of a shell command, and its words. Raises NotSimple."""
+    if len(command) > COMMAND_CHARS:
+        raise NotSimple(f"it is longer than {COMMAND_CHARS} characters")
+    if not all(char.isprintable() or char in "\t\n" for char in command):
+        raise NotSimple("it holds a control character or an invisible one")
+    parts: list[tuple[str, list[str]]] = [("", [])]
     at = 0
-    while at < len(words) and (
-        words[at] in PEELED or "=" in words[at] or re.fullmatch(r"[-$].*|[\d.]+[smhd]?", words[at])
-    ):
-        at += 1
-    behind_option = at > 0 and words[at - 1].startswith("-")  # the word may belong to the option
-    return [start for start in (at, at + behind_option) if start < len(words)]
+    while at < len(command):
+        separator = next((s for s in SEPARATORS if command.startswith(s, at)), "")
+        redirection = HARMLESS_REDIRECTIONS.match(command, at)
+        if redirection and (at == 0 or command[at - 1] in " \t;&|"):
+            at = redirection.end()
+        elif separator:
+            parts.append((separator, []))
+            at += len(separator)
+        elif command[at] in " \t":
+            at += 1
+        else:
+            word, at = read_word(command, at, first=not parts[-1][1])
+            parts[-1][1].append(word)
+    found = [part for part in parts if part[1]]
+    if len(found) > COMMAND_PARTS:
+        raise NotSimple(f"it has more than {COMMAND_PARTS} parts")
+    for _, (head, *_rest) in found:
+        if head in RESERVED or not re.fullmatch(r"[A-Za-z0-9_./+-]+", head):
+            raise NotSimple(f"{head!r} stands where a command is expected")
+    return found
 
 
-def denied_word(policy: Policy, command: str) -> Decision | None:
-    """What the deny rules `* path` say of the words of a command."""
-    for word in re.split(r"[\s;&|<>()'\"=]+", command) if policy.deny else ():
-        path = os.path.relpath(os.path.normpath(f"{policy.root}/{word}"), policy.root or ".")
-        if word.startswith("/"):
-            path = os.path.relpath(os.path.normpath(word), policy.root or "/")
-        found = ruled(policy, "deny", "*", path, "path") if word else None
+def read_word(command: str, at: int, *, first: bool) -> tuple[str, int]:
+    """One word of plain and quoted pieces from `at`, and where it ends."""
+    import unicodedata
+
+    word, start = "", at
+    while at < len(command) and command[at] not in " \t\n;&|":
+        char = command[at]
+        if char == "'":
+            end = command.find("'", at + 1)
+            if end < 0:
+                raise NotSimple("a quote is not closed")
+            word, at = word + command[at + 1 : end], end + 1
+        elif char == '"':
+            quoted = DOUBLE_QUOTED.match(command, at)
+            if not quoted:
+                raise NotSimple("an expansion inside double quotes, or a quote is not closed")
+            inner = quoted[0][1:-1]
+            word, at = word + re.sub(r'\\([$`"\\])', r"\1", inner), quoted.end()
+        elif char in "<>":
+            raise NotSimple("a redirection")
+        elif char in "$`\\(){}*?[]!" or (char in "~#=^" and is_active(command, at, start, first)):
+            raise NotSimple(f"{char!r} is more than a plain word")
+        elif unicodedata.normalize("NFKC", char) != char:
+            raise NotSimple(f"{char!r} looks like another character")
+        else:
+            word, at = word + char, at + 1
+    return word, at
+
+
+def is_active(command: str, at: int, start: int, first: bool) -> bool:
+    """Whether `~ # = ^` at this place of a word means something to the shell."""
+    if command[at] == "=":
+        return first
+    return at == start or (command[at] == "~" and command[at - 1] in "=:")
+
+
+# -- the tolerant reading: a command as it would run
+
+# A quoted character that would mean something, until its word is complete.
+QUOTED = {ord(char): 0xE000 + ord(char) for char in "{},*?[]~$ \t\n"}
+UNQUOTED = {value: key for key, value in QUOTED.items()}
+PIECE = re.compile(
+    r"""(?P<join>\\\n)|\\(?P<escaped>.)|'(?P<single>[^']*)'?|\$'(?P<ansi>(?:[^'\\]|\\.)*)'?
+    |(?P<double>\$?")|(?P<inner>[$<>]\(|`)|\$\{(?P<braced>[^}]*)\}?|\$(?P<variable>\w+|[@*\#?$!-])
+    |(?P<redirection>(?:\d+(?=[<>])|&(?=>))?(?:<<<|<<-|<<|<>|<&|<|>>|>\||>&|>))
+    |(?P<separator>&&|\|\||\|&|;;?&?|[|&;\n()])|(?P<blank>[ \t\r]+)
+    |(?P<plain>[A-Za-z_./,:=+@%^-]+|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+IN_DOUBLE = re.compile(
+    r"""(?P<join>\\\n)|\\(?P<escaped>[$`"\\])|(?P<inner>\$\(|`)|\$\{(?P<braced>[^}]*)\}?
+    |\$(?P<variable>\w+|[@*\#?$!-])|(?P<single>[^"$`\\]+|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+CLOSERS = frozenset("} done fi esac ]]".split())
+OPENERS = frozenset("if then else elif while until do ! { coproc".split())
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+MOST_DEPTH = 8  # of commands inside commands
+SCANNED_CHARS = 200_000
+
+
+@dataclass(eq=False)
+class Part:
+    """One command of a command line, as it would run as far as that can be told."""
+
+    base: str  # the folder it runs in
+    depth: int = 0
+    words: list[str] = field(default_factory=list)
+    writes: list[str] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+    fed: str = ""  # its here-documents
+    into: Part | None = None  # what gets its output
+    within: Part | None = None  # what it stands in
+    views: list[list[str]] = field(default_factory=list)  # the command, and those it wraps
+
+    @property
+    def text(self) -> str:
+        """What rules match."""
+        return " ".join(self.words)
+
+    def readers(self) -> Iterator[str]:
+        """The commands that get its output, at once or through others."""
+        part = self.into
+        while part is not None:
+            yield from (view[0] for view in part.views)
+            part = part.into
+
+
+class Reading:
+    """Reads a command line into parts; commands inside it become parts as well."""
+
+    def __init__(
+        self, text: str, parts: list[Part], known: dict[str, str], *, part: Part, inside: bool
+    ) -> None:
+        self.text, self.at = text, 0
+        self.parts = parts
+        self.known = known  # variable -> value
+        self.part = self.first = part
+        self.inside = inside  # the output goes into the part around it
+        self.word: str | None = None
+        self.quoted = False
+        self.target = ""  # the redirection whose file comes next
+        self.last: Part | None = None
+        self.own: list[Part] = []
+        self.folders: list[str] = []  # of the subshells that are open
+        self.documents: list[tuple[Part, str, str]] = []  # here-documents whose text comes next
+
+    def run(self) -> list[Part]:
+        """The parts of this text, without those inside of them."""
+        while self.at < len(self.text):
+            self._piece(PIECE)
+        self._separator("\n")
+        for part in self.own:
+            fed = [part.fed, *(fed_by(one) for one in self.own if one.into is part)]
+            if any(SHELL.fullmatch(view[0]) and not view[1:] for view in part.views):
+                for text in fed:
+                    self._within(text, part)
+            heads = [view[0] for view in part.views]
+            for view in part.views[heads.index("xargs") + 1 :] if "xargs" in heads else ():
+                view += " ".join(fed).split()
+        return self.own
+
+    def _piece(self, pattern: re.Pattern[str]) -> None:
+        match = pattern.match(self.text, self.at)
+        if match and match.lastgroup:
+            self.at = match.end()
+            getattr(self, f"_{match.lastgroup}")(match[match.lastgroup])
+
+    def _add(self, text: str, *, quoted: bool) -> None:
+        self.word = (self.word or "") + (text.translate(QUOTED) if quoted else text)
+
+    def _within(self, text: str, part: Part, *, inside: bool = False) -> list[Part]:
+        """The parts of a text that runs inside a part."""
+        if not text or part.depth == MOST_DEPTH:
+            return []
+        inner = Part(part.base, part.depth + 1, within=part)
+        return Reading(text, self.parts, self.known, part=inner, inside=inside).run()
+
+    def _join(self, _: str) -> None:
+        """A line that goes on."""
+
+    def _escaped(self, char: str) -> None:
+        self._add(char, quoted=True)
+
+    def _single(self, text: str) -> None:
+        self._add(text, quoted=True)
+
+    def _ansi(self, text: str) -> None:
+        data = text.encode("latin-1", "backslashreplace")
+        try:
+            self._add(data.decode("unicode_escape"), quoted=True)
+        except UnicodeError:
+            self._add(text, quoted=True)
+
+    def _double(self, _: str) -> None:
+        self._add("", quoted=True)
+        self.quoted = True
+        while self.at < len(self.text) and self.text[self.at] != '"':
+            self._piece(IN_DOUBLE)
+        self.at += 1
+        self.quoted = False
+
+    def _inner(self, opening: str) -> None:
+        """A substitution, whose output is told where it can be."""
+        end = closing(self.text, self.at, opening)
+        text = self.text[self.at : end]
+        self.at = end + 1
+        parts = self._within(text.replace("\\`", "`"), self.part, inside=True)
+        value = "/dev/fd/63" if opening in ("<(", ">(") else printed(parts)
+        self._add(value, quoted=self.quoted)
+
+    def _braced(self, text: str) -> None:
+        for match in re.finditer(r"\$\(|`", text):
+            end = closing(text, match.end(), match[0])
+            self._within(text[match.end() : end], self.part, inside=True)
+        name = re.sub(r"\W.*", "", text.lstrip("#!"), flags=re.DOTALL)
+        _, sign, default = (
+            re.sub(r"^\W?\w*:?", "", text).partition("-") if "-" in text else ("", "", "")
+        )
+        self._add(self.known.get(name, default), quoted=self.quoted)
+
+    def _variable(self, name: str) -> None:
+        self._add(self.known.get(name, f"${name}"), quoted=self.quoted)
+
+    def _blank(self, _: str) -> None:
+        self._end_word()
+
+    def _plain(self, text: str) -> None:
+        if text == "#" and self.word is None:  # a comment
+            end = self.text.find("\n", self.at)
+            self.at = end if end >= 0 else len(self.text)
+        else:
+            self._add(text, quoted=False)
+
+    def _redirection(self, sign: str) -> None:
+        if self.word is not None and sign[0].isdigit():  # the digit ends a word: `a2>b`
+            self.at -= len(sign) - 1
+            self._add(sign[0], quoted=False)
+            return
+        self._end_word()
+        self.target = sign.lstrip("0123456789")
+        if self.target in ("<<", "<<-"):
+            mark = re.compile(r"[ \t]*([\\'\"]*)([^\s'\";&|<>()]+)['\"]?").match(self.text, self.at)
+            if mark:
+                self.documents.append((self.part, mark[2], mark[1]))
+                self.at = mark.end()
+            self.target = ""
+
+    def _end_word(self) -> None:
+        word, self.word = self.word, None
+        if word is None:
+            return
+        home, here = self.known["HOME"], self.known["PWD"]
+        word = re.sub(r"(^|[=:])~\+(?=/|$)", rf"\1{here}", word)
+        word = re.sub(r"(^|[=:{,])~[^/:,}]*", lambda found: found[1] + home, word)
+        target, self.target = self.target, ""
+        for one in braces(word):
+            for plain in re.findall(r"[^ \t\n]+", one) if one else [""]:
+                plain = plain.translate(UNQUOTED)
+                if target == "<<<":
+                    self.part.fed += plain + "\n"
+                elif target == "<":
+                    self.part.reads.append(plain)
+                elif target and not (target.endswith("&") and re.fullmatch(r"\d*-?", plain)):
+                    self.part.writes.append(plain)
+                elif not target:
+                    self.part.words.append(plain)
+
+    def _separator(self, sign: str) -> None:
+        self._end_word()
+        part, words = self.part, self.part.words
+        if sign == "\n":
+            self._take_documents()
+        waits = any(one is part for one, *_ in self.documents)
+        if part.writes or part.reads or part.fed or waits or (words and words[0] not in CLOSERS):
+            self.parts.append(part)
+            self.own.append(part)
+            self.last = part
+            part.into = part.within if self.inside else None
+            self._look_inside(part)
+        base = self._folder(part, sign)
+        self.part = Part(base, part.depth, within=part.within)
+        if sign in ("|", "|&") and self.last is not None:
+            self.last.into = self.part
+
+    def _folder(self, part: Part, sign: str) -> str:
+        """The folder of the next part."""
+        words, base = part.words, part.base
+        if words[:1] in (["cd"], ["pushd"]) and len(words) == 2 and "$" not in words[1]:
+            base = os.path.normpath(os.path.join(base, words[1])).removeprefix("./")
+            base = "" if base == "." else base
+        if sign == "(":
+            self.folders.append(base)
+        elif sign == ")" and self.folders:
+            base = self.folders.pop()
+        return base
+
+    def _look_inside(self, part: Part) -> None:
+        """What a part runs and sets."""
+        part.views = list(peel(part.words))
+        for word in part.words:
+            if ASSIGNMENT.match(word):
+                name, _, value = word.partition("=")
+                if name not in ("HOME", "PWD", "IFS"):
+                    self.known[name.rstrip("+")] = value
+            elif word not in ("export", "declare", "local", "readonly", "typeset"):
+                break
+        for view in part.views:
+            for text in inner_texts(view):
+                self._within(text, part)
+
+    def _take_documents(self) -> None:
+        """The here-documents that begin on this line, and what their text runs."""
+        for part, mark, quote in self.documents:
+            lines: list[str] = []
+            while self.at < len(self.text):
+                end = self.text.find("\n", self.at)
+                end = end if end >= 0 else len(self.text)
+                line, self.at = self.text[self.at : end], end + 1
+                if line.lstrip("\t") == mark:
+                    break
+                lines.append(line)
+            part.fed += "\n".join(lines) + "\n"
+            for found in re.finditer(r"(?<!\\)(?:\$\(|`)", part.fed) if not quote else ():
+                end = closing(part.fed, found.end(), found[0])
+                self._within(part.fed[found.end() : end], part, inside=True)
+        self.documents.clear()
+
+
+def scan(command: str, home: str = "") -> list[Part]:
+    """The parts of a command as it would run: quotes gone, `~` and known variables put in.
+
+    >>> [part.words for part in scan("X=1 r'm' -rf $HOME; bash -c 'touch a'", "/home/me")]
+    [['X=1', 'rm', '-rf', '/home/me'], ['bash', '-c', 'touch a'], ['touch', 'a']]
+    """
+    parts: list[Part] = []
+    known = {"HOME": home or "/home/user", "PWD": ".", "IFS": " "}
+    Reading(command[:SCANNED_CHARS], parts, known, part=Part(""), inside=False).run()
+    return parts
+
+
+def closing(text: str, at: int, opening: str) -> int:
+    """Where a substitution that was opened ends."""
+    if opening == "`":
+        found = re.compile(r"(?:[^`\\]|\\.)*", re.DOTALL).match(text, at)
+        return found.end() if found else len(text)
+    depth = 1
+    for token in re.compile(r"\\.|'[^']*'|[()]", re.DOTALL).finditer(text, at):
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if not depth:
+            return token.start()
+    return len(text)
+
+
+def braces(word: str) -> list[str]:
+    """`a{b,c}` -> `ab`, `ac`."""
+    made, at = [word], 0
+    while at < len(made) < 64:
+        found = re.fullmatch(r"(.*?)\{([^{}]*,[^{}]*)\}(.*)", made[at], re.DOTALL)
         if found:
-            return found
-    return None
+            made[at : at + 1] = [found[1] + one + found[3] for one in found[2].split(",")]
+        else:
+            at += 1
+    return made
 
 
-def decide_part(policy: Policy, words: Sequence[str]) -> Decision:
-    """One simple command."""
-    text = " ".join(words)
-    denied, asked, allowed = (
-        ruled(policy, outcome, "bash", text, "command") for outcome in ("deny", "ask", "allow")
+def printed(parts: Sequence[Part]) -> str:
+    """What a substitution puts in, as far as it can be told."""
+    words = parts[0].words if len(parts) == 1 else []
+    if words in (["pwd"], ["git", "rev-parse", "--show-toplevel"]):
+        return "."
+    return fed_by(parts[0]).strip() if words[:1] in (["echo"], ["printf"]) else "$()"
+
+
+def fed_by(part: Part) -> str:
+    """What a part prints, as far as it can be told: a here-document, or the words of echo."""
+    if part.words[:1] not in (["echo"], ["printf"]):
+        return part.fed
+    return " ".join(word for word in part.words[1:] if not re.match(r"-|%[sbq]", word)) + "\n"
+
+
+SHELL = re.compile(r"(?:ba|da|z|[akc]|tc|fi|rba)?sh")
+INTERPRETER = re.compile(
+    rf"(?:{SHELL.pattern}|python|pypy|ipython|perl|ruby|irb|node|nodejs|deno|bun|tsx|lua|luajit|php"
+    r"|tclsh|expect|osascript|Rscript|julia|groovy|guile|[gmn]?awk|eval|source|\.|gdb|vim?|ed"
+    r"|emacs|ssh)[\d.]*"
+)
+# Commands that run another one -> their options that take a value.
+WRAPPERS = {
+    name: letters
+    for name, _, letters in (
+        word.partition(":")
+        for word in "nohup setsid command builtin busybox toybox chroot flock unbuffer npx bunx uvx"
+        " pipx caffeinate systemd-run unshare script su runuser:u pkexec trap taskset parallel:jI"
+        " sudo:ugpChrtTUDR doas:uC env:uSC nice:n ionice:cnp timeout:sk time:fo stdbuf:ioe exec:a"
+        " xargs:IPLnsdEa watch:n strace:eo".split()
     )
-    found = denied or denied_word(policy, text) or asked  # here the words are without quotes
-    if found:
-        return found
-    if reads_only(words):
-        return Decision("allow", f"{words[0]} only reads")
-    return allowed if allowed and policy.mode != "plan" else by_mode(policy, "run")
+}
+FILTERS = re.compile(
+    r"-(?:i?(?:name|path|regex|wholename)|newer.*|[acm](?:time|min)|size|empty|user)"
+)
+
+
+def peel(words: Sequence[str]) -> Iterator[list[str]]:
+    """A command, and each one that it runs, the wrappers taken off one by one."""
+    words = list(words)
+    while words and (words[0] in OPENERS or ASSIGNMENT.match(words[0])):
+        del words[0]
+    if not words or words[0] in ("for", "case", "select", "function", ""):
+        return
+    head, rest = os.path.basename(words[0]), words[1:]
+    yield [head, *rest]
+    if head == "find":
+        yield from found_commands(rest)
+    elif head in WRAPPERS:
+        unsure = False
+        while rest and (rest[0][:1] in ("-", "") or re.fullmatch(r"[\d.]+[smhd]?", rest[0])):
+            option = rest.pop(0)
+            unsure = option.startswith("--") and "=" not in option and option != "--"
+            if re.fullmatch(r"-\w", option) and option[1] in WRAPPERS[head]:
+                del rest[:1]
+        yield from peel(rest)
+        if unsure or head in ("chroot", "flock", "taskset"):  # a word may belong to the option
+            yield from peel(rest[1:])
+
+
+def found_commands(words: list[str]) -> Iterator[list[str]]:
+    """The commands behind `find .. -exec`; all that it finds is its start, without a filter."""
+    start = words[0] if words and not words[0].startswith("-") else "."
+    everything = not any(map(FILTERS.fullmatch, words))
+    for at, word in enumerate(words):
+        if word in ("-exec", "-execdir", "-ok", "-okdir"):
+            yield from peel([start if w == "{}" and everything else w for w in words[at + 1 :]])
+        elif word == "-delete" and everything:
+            yield ["rm", "-r", start]
+
+
+def inner_texts(view: Sequence[str]) -> Iterator[str]:
+    """The texts that a command runs as commands."""
+    head, words = view[0], view[1:]
+    if head in ("eval", "trap"):
+        yield " ".join(words)
+    for at, word in enumerate(words):
+        runs = SHELL.fullmatch(head) or head in ("su", "script", "runuser", "flock")
+        if runs and re.fullmatch(r"-\w*c", word):
+            yield from words[at + 1 : at + 2]
+        elif head == "env" and re.match(r"-\w*S|--split-string", word):
+            rest = re.sub(r"-\w*S|--split-string=?", "", word)
+            yield " ".join([rest, *words[at + 1 :]])
+
+
+# -- what is denied or needs a human
+
+OPTIONS = r"(?:-\S+ (?:[^-\s]\S* )??)*?"  # of a program, before its subcommand
+PACKERS = "npm|pnpm|yarn|bun|cargo|poetry|uv|flit|hatch|pdm|maturin|lerna|vsce|dart|changeset"
+# (name for `lift`, outcome, reason, what a command's words look like, see `signs`)
+DANGERS = (
+    ("delete", "deny", "it deletes /, the home, the workspace or a folder above", "delete-all"),
+    ("mkfs", "deny", "it makes a file system", r"mkfs\S*|mke2fs|mkswap|wipefs"),
+    (
+        *("dd", "deny", "it writes to a device"),
+        r"dd (?:.* )?of=/+dev/(?!(?:null|zero|full|stdout|stderr|tty)(?!\S))\S+",
+    ),
+    (
+        *("shutdown", "deny", "it ends the machine"),
+        r"shutdown|reboot|poweroff|halt|(?:tel)?init [06]"
+        r"|(?:systemctl|loginctl) (?:.* )?(?:poweroff|reboot|halt|kexec|suspend|hibernate)",
+    ),
+    ("fork-bomb", "deny", "it starts itself without end", "fork-bomb"),
+    (
+        *("git-config", "deny", "it sets what git runs later"),
+        r"git config (?!(?:.* )?(?:--get\S*|--list|-l|get|list)(?!\S))(?:(?:.* )?"
+        r"(?:--(?:unset|add|replace|remove|rename|edit)\S*|-e)|(?:-\S+ )*[^-\s]\S* \S+)",
+    ),
+    ("sudo", "human", "it runs as another user", "sudo|sudoedit|doas|su|pkexec|runuser|run0"),
+    ("git-push", "human", "it publishes commits", "git (?:push|send-pack|subtree push|lfs push)"),
+    (
+        *("git-reset", "human", "it throws away uncommitted work"),
+        r"git reset (?:.* )?(?:--h\S*|--merge)|git read-tree (?:.* )?(?:-u|--reset)",
+    ),
+    (
+        *("git-clean", "human", "it throws away files that git does not know"),
+        r"git clean(?! (?:.* )?(?:-\w*n\w*|--dry-run)(?!\S))",
+    ),
+    (
+        *("git-checkout", "human", "it throws away uncommitted work"),
+        r"git discard|git restore(?! (?:.* )?(?:--staged|-S)(?!\S)(?!.* (?:--worktree|-W)))"
+        r"|git switch (?:.* )?(?:-\w*[fC]\w*|--f\S*|--discard-changes)|git checkout-index"
+        r"|git (?:rm|worktree remove) (?:.* )?(?:-\w*f\w*|--force)",
+    ),
+    ("git-stash", "human", "it throws away stashed work", "git stash (?:drop|clear)"),
+    (
+        *("git-branch", "human", "it deletes or moves a branch or tag"),
+        r"git branch (?:.* )?(?:-\w*[DMCf]\w*|--forc?e?)"
+        r"|git tag (?:.* )?(?:-\w*[df]\w*|--delete|--forc?e?)",
+    ),
+    (
+        *("git-history", "human", "it rewrites history"),
+        r"git (?:rebase(?! --(?:abort|continue|skip|quit|show-current-patch))|filter-branch|prune"
+        r"|filter-repo|replace|fast-import|update-ref|reflog (?:expire|delete)"
+        r"|gc (?:.* )?--prune\S*|commit (?:.* )?--am\S*)",
+    ),
+    (
+        *("publish", "human", "it publishes"),
+        rf"(?:{PACKERS}) {OPTIONS}(?:\+\S+ )?(?:npm |pub )?(?:publish|unpublish|upload|yank)"
+        rf"|twine {OPTIONS}upload|python\S* -m (?:twine|poetry|flit|hatch|build) {OPTIONS}"
+        rf"(?:upload|publish)|python\S* setup\.py (?:.* )?upload|gem {OPTIONS}(?:push|yank)"
+        rf"|(?:docker|podman|buildah|nerdctl|helm) {OPTIONS}(?:image |compose )?push"
+        rf"|docker (?:.* )?build (?:.* )?--push|gh {OPTIONS}(?:release (?:create|upload|delete)"
+        r"|repo (?:create|delete))|mvnw? (?:.* )?deploy|gradlew? (?:.* )?publish\S*",
+    ),
+    (
+        *("docker-prune", "human", "it deletes images, volumes or containers"),
+        rf"(?:docker|podman) {OPTIONS}(?:(?:system|volume|image|container|network|builder) )?prune",
+    ),
+    ("download", "human", "it runs what it downloads", r"download \| shell"),
+)
+DOWNLOADERS = frozenset("curl wget fetch aria2c http https xh lynx".split())
+FORK_BOMB = re.compile(
+    r"([^\s(){};|&'\"]+)\s*(?:\(\s*\))?\s*\{(?:[^}]*[\s;|&])?\1\s*\|\s*\1(?![\w.-])"
+)
+GIT_VALUED = frozenset(
+    "-C -c --git-dir --work-tree --namespace --config-env --super-prefix".split()
+)
+
+
+@functools.cache
+def danger_regex(pattern: str) -> re.Pattern[str]:
+    """A pattern of DANGERS, for whole words from the first on."""
+    return re.compile(rf"(?:{pattern})(?!\S)", re.DOTALL)
+
+
+def git_words(view: Sequence[str]) -> list[str]:
+    """`git -C x push` -> `git push`: without the options before the subcommand."""
+    words = list(view[1:]) if view[:1] == ["git"] else []
+    while words and words[0].startswith("-"):
+        del words[: 2 if words[0] in GIT_VALUED else 1]
+    return [*view[:1], *words] if view[:1] == ["git"] else list(view)
+
+
+def signs(policy: Policy, part: Part) -> Iterator[str]:
+    """What the patterns of DANGERS see of a part: words with blanks in them are `_`."""
+    for view in part.views:
+        words = git_words(view)
+        shown = [word if re.fullmatch(r"\S+", word) else "_" for word in words]
+        yield " ".join([shown[0].casefold(), *shown[1:]])
+        if deletes_all(policy, part, view):
+            yield "delete-all"
+        if words[:2] == ["git", "checkout"] and discards(policy, part, words[2:]):
+            yield "git discard"
+        if view[0] in DOWNLOADERS and any(INTERPRETER.fullmatch(head) for head in part.readers()):
+            yield "download | shell"
+
+
+WHOLE_GLOB = re.compile(r"(^|/)(?:\*+|\.\*|\?\*|\.\?\?\*|\.\[[!^]?\.\]\*|\.)/*$")
+
+
+def deletes_all(policy: Policy, part: Part, view: Sequence[str]) -> bool:
+    """Whether this is `rm -r` of /, the home, the workspace, a folder above, or all in one."""
+    end = view.index("--") if "--" in view else len(view)
+    flags = [word for word in view[1:end] if word.startswith("-")]
+    if view[0].casefold() != "rm" or not any(re.match(r"-\w*[rR]|--r", flag) for flag in flags):
+        return False
+    place = policy.place
+    root = str(place.root) if place is not None else "/home/user/project"
+    home = (place.home if place is not None else "") or "/home/user"
+    tops = {up.casefold() for top in (root, home) for up in (top, *map(str, Path(top).parents))}
+    for word in (*(w for w in view[1:end] if w not in flags), *view[end + 1 :]):
+        while (shorter := WHOLE_GLOB.sub(r"\1", word)) != word:
+            word = shorter
+        path = os.path.normpath(os.path.join(root, part.base, word))
+        if re.sub("^/+", "/", path).casefold() in tops:
+            return True
+    return False
+
+
+def discards(policy: Policy, part: Part, words: Sequence[str]) -> bool:
+    """Whether `git checkout` with these words puts files back, and does not only switch."""
+    flags = [word for word in words if word.startswith("-")]
+    names = [word for word in words if not word.startswith("-")]
+    if any(re.match(r"--$|-\w*[fp]|--(?:f|pathspec|ours|theirs|p)", flag) for flag in flags):
+        return True
+    if any(re.match(r"-\w*B", flag) for flag in flags):
+        return True
+    if any(re.match(r"-\w*[bt]|--(?:orphan|track)", flag) for flag in flags):
+        return False
+    path_like = [name for name in names if re.match(r"\.|:|.*[*/]$|/", name)]
+    root = policy.place.root if policy.place is not None else None
+    there = root and [n for n in names if os.path.lexists(os.path.join(root, part.base, n))]
+    return bool(len(names) > 1 or path_like or there)
+
+
+# -- commands that only read
+
+DIFF_OPTIONS = (
+    "stat? numstat shortstat summary compact-summary dirstat? name-only name-status cached staged"
+    " color? no-color word-diff? color-words? unified= patch no-patch raw minimal patience"
+    " histogram diff-algorithm= ignore-all-space ignore-space-change ignore-space-at-eol"
+    " ignore-blank-lines find-renames? find-copies? no-renames diff-filter= exit-code quiet check"
+    " function-context no-ext-diff no-textconv merge-base relative? full-index abbrev? text"
+)
+LOG_OPTIONS = (
+    f"{DIFF_OPTIONS} oneline graph all decorate? no-decorate format= pretty? author= committer="
+    " grep= since= until= after= before= follow reverse no-merges merges first-parent date="
+    " abbrev-commit branches? tags? remotes? max-count= skip= topo-order date-order left-right"
+    " invert-grep regexp-ignore-case extended-regexp fixed-strings perl-regexp cc"
+)
+GREP_OPTIONS = (
+    "ignore-case invert-match word-regexp line-regexp count color? files-with-matches"
+    " files-without-match max-count= only-matching quiet no-messages line-number with-filename"
+    " no-filename after-context= before-context= context= text null regexp= fixed-strings"
+)
+# command -> short options, long options, what its operands are. A letter with ":" and a name with
+# "=" take a value, one with "?" only a value that is joined to it; "#" is a number like -5.
+READERS = {
+    "cd": ("", "", "path"),
+    "pwd": ("LP", "", "none"),
+    "ls": (
+        "1aAbBcCdfFgGhHiklLmnNopqQrRsStuUvxXI:w:T:",
+        "all almost-all directory full-time group-directories-first human-readable inode recursive"
+        " reverse size classify? color? format= sort= time= time-style= ignore= hide=",
+        "path",
+    ),
+    "cat": ("AbeEnstTuv", "number number-nonblank show-all show-ends show-tabs", "path"),
+    "head": ("n:c:qv#", "lines= bytes= quiet verbose", "path"),
+    "tail": ("n:c:qv#", "lines= bytes= quiet verbose", "path"),
+    "nl": ("b:d:f:h:i:l:n:ps:v:w:", "", "path"),
+    "wc": ("clmLw", "bytes chars lines words max-line-length", "path"),
+    "cut": (
+        "b:c:d:f:s",
+        "bytes= characters= delimiter= fields= only-delimited complement output-delimiter=",
+        "path",
+    ),
+    "tr": ("cCdst", "complement delete squeeze-repeats truncate-set1", "word"),
+    "diff": (
+        "abBcdeiNpqrstuwyEU:C:W:",
+        "brief unified? context? recursive side-by-side ignore-case ignore-all-space color? text"
+        " ignore-space-change ignore-blank-lines report-identical-files new-file label=",
+        "path",
+    ),
+    "stat": ("c:fLt", "format= printf= dereference file-system terse", "path"),
+    "file": ("bhikLN", "brief mime mime-type mime-encoding dereference no-dereference", "path"),
+    "sort": (
+        "bdfghiMnrsuVcCk:t:",
+        "reverse numeric-sort unique key= field-separator= human-numeric-sort version-sort"
+        " ignore-case stable general-numeric-sort",
+        "path",
+    ),
+    "uniq": ("cdDiuf:s:w:", "count repeated unique ignore-case skip-fields= skip-chars=", "path"),
+    "echo": ("", "", "any"),
+    "true": ("", "", "any"),
+    "which": ("a", "all", "word"),
+    "grep": (
+        "cEFGPHhiIlLnoqsvwxyZzabrA:B:C:m:e:#",
+        f"{GREP_OPTIONS} extended-regexp basic-regexp perl-regexp recursive include= exclude="
+        " exclude-dir= binary-files=",
+        "pattern",
+    ),
+    "rg": (
+        "niIlcvwxFPsSoUHN0aA:B:C:m:e:g:t:T:r:j:M:.",
+        f"{GREP_OPTIONS} smart-case case-sensitive count-matches no-heading heading no-line-number"
+        " glob= iglob= type= type-not= hidden files multiline pcre2 sort= sortr= stats json"
+        " vimgrep column trim max-columns= max-depth= replace= threads=",
+        "pattern",
+    ),
+    "git status": (
+        "sbuz",
+        "short branch porcelain? long show-stash ignored? untracked-files? column? ahead-behind"
+        " renames no-renames",
+        "git",
+    ),
+    "git diff": ("pubwWRzasU:S:G:M?C?", f"{DIFF_OPTIONS} no-index", "git"),
+    "git log": ("pubwWzaiEFPsU:S:G:M?C?L:n:#", LOG_OPTIONS, "git"),
+    "git show": ("pubwWzasU:S:G:M?C?", LOG_OPTIONS, "git"),
+    "git branch": ("", "show-current", "none"),
+    "git rev-parse": (
+        "",
+        "abbrev-ref? show-toplevel short? verify git-dir is-inside-work-tree show-prefix quiet"
+        " is-bare-repository show-cdup symbolic-full-name absolute-git-dir",
+        "git",
+    ),
+    "git blame": ("L:wM?C?eslft", "porcelain date= abbrev= show-email root", "git"),
+    "git ls-files": (
+        "cdmoiskutz",
+        "cached deleted modified others ignored stage killed unmerged exclude-standard"
+        " error-unmatch full-name directory",
+        "git",
+    ),
+}
+FIND_PRIMARIES = {"-name": 1, "-iname": 1, "-path": 1, "-type": 1, "-maxdepth": 1}
+FIND_PRIMARIES |= {"-not": 0, "-o": 0, "-print": 0}
+GIT_FORMAT = re.compile(r"oneline|short|medium|full|fuller|reference|email|raw|t?format:.*|.*%.*")
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a command that only reads reads; `doubt` says why it may not be one."""
+
+    doubt: str = ""
+    paths: tuple[str, ...] = ()
+    deep: bool = False  # what is below a folder too
+    hidden: bool = True  # and names that begin with a dot
+    only: tuple[str, ...] = ()  # names that are read, by glob; (): all
+    never: tuple[str, ...] = ()
+
+
+def reads_of(words: Sequence[str]) -> Reads:
+    """What a command of plain words reads."""
+    if words[:1] == ["find"]:
+        return find_reads(words)
+    if words[:1] == ["sed"]:
+        fits = words[1:2] == ["-n"] and re.fullmatch(r"\d+(?:,(?:\d+|\$))?p", "".join(words[2:3]))
+        paths = tuple(words[3:])
+        odd = any(path.startswith("-") for path in paths)
+        return Reads("" if fits and not odd else "sed may write or run", paths)
+    words = list(words)
+    if words[:2] == ["git", "--no-pager"]:
+        del words[1]
+    taken = 2 if words[0] == "git" else 1
+    name = " ".join(words[:taken])
+    if name not in READERS:
+        return Reads(f"{name} is not known to only read")
+    short, long, kind = READERS[name]
+    if kind == "any":
+        return Reads()
+    parsed = parse_options(words[taken:], short, long.split())
+    if isinstance(parsed, str):
+        return Reads(f"{name} with {parsed} is not known to only read")
+    return reads_with(name, kind, *parsed)
+
+
+def parse_options(
+    words: Sequence[str], short: str, long: Sequence[str]
+) -> tuple[list[tuple[str, str]], list[str]] | str:
+    """(option, value) pairs and the operands; the word that is not known instead."""
+    options: list[tuple[str, str]] = []
+    operands: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word[2:].partition("=")
+        if word == "--":
+            return options, operands + left
+        if word == "-" or not word.startswith("-"):
+            operands.append(word)
+        elif not word.startswith("--"):
+            found = short_options(word[1:], short, left)
+            if not found:
+                return word
+            options += found
+        elif f"{name}=" in long and (equals or left):
+            options.append((name, value if equals else left.pop(0)))
+        elif (name in long and not equals) or f"{name}?" in long:
+            options.append((name, value))
+        else:
+            return word
+    return options, operands
+
+
+def short_options(word: str, known: str, left: list[str]) -> list[tuple[str, str]]:
+    """The options in `-abc5`; [] when one is not known. A value may be the next word of `left`."""
+    if word.isdigit() and "#" in known:
+        return [("#", word)]
+    found = []
+    while word:
+        letter, word = word[0], word[1:]
+        at = known.find(letter)
+        kind = known[at + 1 : at + 2]
+        if at < 0 or letter in ":?#":
+            return []
+        value = word if kind in (":", "?") and kind else ""
+        word = "" if value else word
+        if kind == ":" and not value:
+            value = left.pop(0) if left else ""
+        found.append((letter, value))
+    return found
+
+
+def reads_with(
+    name: str, kind: str, options: Sequence[tuple[str, str]], operands: list[str]
+) -> Reads:
+    """What a command of READERS reads with these options and operands."""
+    given = {option for option, _ in options}
+    values = {o: tuple(v for p, v in options if p == o) for o in given}
+    if kind == "git":
+        return git_reads(name, values, operands)
+    if kind == "none" and operands or name == "uniq" and len(operands) > 1:
+        return Reads(f"{name} with {operands[-1]} is not known to only read")
+    if kind in ("none", "word"):
+        return Reads()
+    if kind == "path":
+        return Reads(
+            paths=tuple(operands), deep=name == "diff" and bool(given & {"r", "recursive"})
+        )
+    if not given & {"e", "regexp", "files"}:
+        operands = operands[1:]
+    deep = name == "rg" or bool(given & {"r", "recursive"})
+    only = [v for o in ("g", "glob", "iglob", "include") for v in values.get(o, ())]
+    return Reads(
+        paths=tuple(operands) or ((".",) if deep else ()),
+        deep=deep and "files" not in given,
+        hidden=name == "grep" or bool(given & {".", "hidden"}),
+        only=tuple(glob for glob in only if not glob.startswith("!")),
+        never=(*values.get("exclude", ()), *(glob[1:] for glob in only if glob.startswith("!"))),
+    )
+
+
+def git_reads(name: str, values: Mapping[str, Sequence[str]], operands: Iterable[str]) -> Reads:
+    """What a git command reads: each operand may be a path, or one in a commit (REV:PATH)."""
+    for text in (*values.get("format", ()), *values.get("pretty", ())):
+        if "%G" in text or not GIT_FORMAT.fullmatch(text or "medium"):
+            return Reads(f"{name} with the format {text} may run a program")
+    paths = []
+    for word in operands:
+        rev, colon, path = word.partition(":")
+        if colon and not rev and re.match(r"[(/!^]", path):
+            return Reads(f"{word} may be any path")
+        paths.append((path if rev else re.sub(r"^[0-3]:", "", path)) if colon else word)
+    return Reads(paths=tuple(path for path in paths if path))
+
+
+def find_reads(words: Sequence[str]) -> Reads:
+    """What `find` looks at, with the primaries that only print names."""
+    at = 1
+    while at < len(words) and not words[at].startswith("-"):
+        at += 1
+    paths = tuple(words[1:at]) or (".",)
+    while at < len(words):
+        if words[at] not in FIND_PRIMARIES:
+            return Reads(f"find with {words[at]} is not known to only read")
+        at += 1 + FIND_PRIMARIES[words[at]]
+    return Reads(paths=paths)
+
+
+def judge_reads(policy: Policy, part: Part, reads: Reads, *, moved: bool = False) -> Decision:
+    """A command that only reads: allowed where `read_file` would be, else why not."""
+    head, doubt = "".join(part.words[:1]), reads.doubt
+    globs = head != "ls"  # which shows names only
+    paths = [path for path in reads.paths if path != "-"]
+    found = [judge_read(policy, path, part.base, globs=globs) for path in paths]
+    if head == "cd":
+        doubt = doubt or cd_doubt(policy, part)
+    if head == "git" and moved:
+        doubt = doubt or "git in another folder may find other settings"
+    if head == "git" and not doubt and policy.place is not None:
+        key = policy.place.git_programs()
+        doubt = f"the git setting {key} may run a program" if key else ""
+    if reads.deep and policy.place is not None and not doubt:
+        below = (policy.place.secret_below(path, part.base) for path in reads.paths)
+        secret = next((name for name in below if name and meets(reads, name)), "")
+        doubt = f"{secret} is never read" if secret else ""
+    found.append(Decision("ask", doubt) if doubt else Decision("allow", f"{head} only reads"))
+    return strictest(found)
+
+
+def meets(reads: Reads, name: str) -> bool:
+    """Whether a search below a folder reads a file of this name."""
+    last = os.path.basename(name)
+    if any(fnmatch.fnmatchcase(last, glob.rpartition("/")[2]) for glob in reads.never):
+        return False
+    if reads.only:
+        return any(fnmatch.fnmatchcase(last, glob.rpartition("/")[2]) for glob in reads.only)
+    return reads.hidden or not re.search(r"(?:^|/)\.[^./]", name)
+
+
+def judge_read(policy: Policy, path: str, base: str, *, globs: bool) -> Decision:
+    """A path as `read_file` would judge it; outside the workspace it is asked."""
+    found = []
+    for one in expand(policy, path, base) if globs else [path]:
+        secret = secret_of(policy, one, base)
+        for name in names_of(policy, one, base):
+            found.append(decide_subject(policy, "read_file", "read", name, "path"))
+            if is_outside(name):
+                found.append(Decision("ask", f"{one} is outside the workspace"))
+        found += [secret] if secret else []
+    return strictest(found)
+
+
+def cd_doubt(policy: Policy, part: Part) -> str:
+    """Why later paths can not be judged from the folder of a `cd`."""
+    if len(part.words) != 2 or part.words[1] in ("-", ""):
+        return "cd without a folder"
+    names = names_of(policy, part.words[1], part.base)
+    if policy.place is not None and not os.path.isdir(os.path.join(policy.place.root, names[0])):
+        return f"there is no folder {part.words[1]}"
+    return "cd through a link" if len(names) > 1 else ""
+
+
+def cd_is_certain(parts: Sequence[tuple[str, list[str]]]) -> bool:
+    """Whether each `cd` of a simple command has happened before what stands behind it."""
+    signs = [sign for sign, _ in parts[1:]]
+    if "&" in signs:
+        return False
+    for at, (sign, words) in enumerate(parts):
+        behind = signs[at] if at < len(signs) else ""
+        if words[0] == "cd" and ({sign, behind} & {"|", "|&", "||"} or not signs[at:]):
+            return not signs[at:] and sign in ("", ";", "\n", "&&")
+        if words[0] == "cd" and sign == "&&" and set(signs) != {"&&"}:
+            return False
+    return True
+
+
+# -- the decision on a command
+
+# Their words are no paths; and commands that take paths only to read them.
+PATHLESS = frozenset("echo printf true which pwd alias export kill sleep".split())
+LOOKERS = frozenset(
+    "git test [ [[ jq less more cmp du tree md5sum sha256sum od xxd basename dirname realpath"
+    " readlink sed awk gh".split()
+)
+# Which words of a command are files that it writes.
+WRITERS = {
+    **dict.fromkeys("tee touch rm rmdir unlink shred truncate mkdir mkfifo mv".split(), "all"),
+    **dict.fromkeys(("git mv", "git rm"), "all"),
+    **dict.fromkeys("cp ln install".split(), "last"),
+}
+DEVICE = re.compile(r"/dev/(?:null|zero|full|stdin|stdout|stderr|tty|fd/\d+)")
+IN_PLACE = re.compile(r"-\w*i|--in-place")
+
+
+def decide_command(policy: Policy, command: str, *, network: bool = False) -> Decision:
+    """A shell command: each part is judged by itself, the strictest wins."""
+    found = [decision for _, decision in judge_parts(policy, command)]
+    if network and policy.sandboxed and not policy.network:
+        found.append(by_mode(policy, "net"))
+    return strictest(found) if found else Decision("allow", "an empty command")
+
+
+def judge_parts(policy: Policy, command: str) -> list[tuple[Part, Decision]]:
+    """The parts of a command and what is decided on each."""
+    parts = scan(command, policy.place.home if policy.place is not None else "")
+    odd, simple = "", []
+    try:
+        simple = split_parts(command)
+        tops = [part.words for part in parts if not part.depth and part.words]
+        if [words for _, words in simple] != tops:
+            odd = "it can be read in two ways"
+    except NotSimple as error:
+        odd = str(error)
+    unsure = not cd_is_certain(simple)
+    found = [(Part("", words=[command]), one) for one in judge_whole(policy, command)]
+    moved = False
+    for part in parts:
+        decision = judge_part(policy, part, odd, moved=moved, unsure=unsure)
+        moved = moved or part.words[:1] == ["cd"]
+        found += [(part, decision)] if decision else []
+    return found
+
+
+def judge_whole(policy: Policy, command: str) -> Iterator[Decision]:
+    """What is seen in the text of a command, whatever its parts."""
+    denied = ruled(policy, "deny", "bash", command, "command")
+    if denied:
+        yield denied
+    if FORK_BOMB.search(command) and "fork-bomb" not in policy.lift:
+        yield Decision("deny", "it starts itself without end", "built-in fork-bomb")
+    if len(command) > SCANNED_CHARS:
+        yield Decision("human", "it is too long to be judged")
+
+
+def judge_part(
+    policy: Policy, part: Part, odd: str, *, moved: bool, unsure: bool
+) -> Decision | None:
+    """One part; of those inside another one only what is against them."""
+    exact = one_exact(policy, part)
+    reads = reads_of(part.words) if part.words else Reads("it runs nothing")
+    if part.words[:1] == ["cd"] and unsure:
+        reads = Reads("whether this cd happens is not certain")
+    found = [*against_text(policy, part, exact=exact)]
+    found += against_paths(policy, part, reads, exact=exact)
+    reading = judge_reads(policy, part, reads, moved=moved)
+    if reading.outcome == "deny" and not exact:
+        found.append(reading)
+    if part.depth:
+        return strictest(found) if found else None
+    if reading.outcome == "allow" and not odd:
+        return strictest([*found, reading])
+    default = by_mode(policy, "run")
+    if found or default.outcome == "deny":
+        return strictest([*found, default])
+    if not odd:
+        return by_rule(policy, part, reading.reason)
+    return Decision("ask", f"not a simple command: {odd}") if default.outcome == "ask" else default
+
+
+def by_rule(policy: Policy, part: Part, doubt: str) -> Decision:
+    """A simple command that nothing speaks against: the user's allow rules, then the mode."""
+    default = by_mode(policy, "run")
+    allowed = ruled(policy, "allow", "bash", part.text, "command")
+    if default.outcome == "deny":
+        return default
+    if allowed and policy.mode == "ask":
+        if policy.changed and not policy.sandboxed:
+            why = "a file that may run with it was changed in this session"
+            return Decision("ask", f"{why} (else {allowed.reason})", allowed.rule)
+        git = part.words[0] == "git" and policy.place is not None and not one_exact(policy, part)
+        key = policy.place.git_programs() if git and policy.place is not None else ""
+        if key and allowed.rule not in [rule.text for rule in policy.approved]:
+            why = f"the git setting {key} may run a program"
+            return Decision("ask", f"{why} (else {allowed.reason})", allowed.rule)
+    if allowed or default.outcome != "ask":
+        return allowed or default
+    return Decision("ask", f"{default.reason}: {doubt}" if doubt else default.reason)
+
+
+def one_exact(policy: Policy, part: Part | None) -> bool:
+    """Whether an allow rule names this command, or the one it stands in."""
+    while part is not None:
+        if part.words and not part.writes and names_command(policy, part.text):
+            return True
+        part = part.within
+    return False
+
+
+def against_text(policy: Policy, part: Part, *, exact: bool) -> Iterator[Decision]:
+    """What the user's rules and DANGERS say of a part and of the commands that it wraps."""
+    for text in dict.fromkeys([part.text, *(" ".join(view) for view in part.views)]):
+        for outcome in ("deny", "ask"):
+            found = ruled(policy, outcome, "bash", text, "command")
+            if found:
+                yield found
+    seen = list(signs(policy, part))
+    for name, outcome, reason, pattern in DANGERS:
+        if name in policy.lift or (exact and outcome == "human"):
+            continue
+        if any(danger_regex(pattern).match(sign) for sign in seen):
+            yield Decision(outcome, reason, f"built-in {name}")
+
+
+def against_paths(policy: Policy, part: Part, reads: Reads, *, exact: bool) -> Iterator[Decision]:
+    """What speaks against the files that a part names, reads and writes."""
+    head = part.views[-1][0] if part.views else ""
+    for path in part.reads:
+        yield from against_secret(policy, path, part.base, exact=exact)
+    for path in part.writes:
+        yield from judge_write(policy, path, part.base, lifts=False)
+    for view in part.views:
+        for path in targets(view):
+            yield from judge_write(policy, path, part.base, lifts=exact)
+    code = bool(INTERPRETER.fullmatch(head))
+    words = [*part.words, *(part.views[-1] if part.views else ()), *([part.fed] if code else ())]
+    named = dict.fromkeys(piece for word in words for piece in pieces(word, code=code))
+    for piece in (*named, *part.reads, *part.writes) if policy.deny or policy.ask else ():
+        yield from against_word(policy, piece, part.base)
+    if head in PATHLESS or not reads.doubt:
+        return
+    for piece in named:
+        yield from against_secret(policy, piece, part.base, exact=exact)
+        named_only = head in READERS or head in LOOKERS or head in WRITERS
+        for name in names_of(policy, piece, part.base) if not named_only else ():
+            found = protected(name)
+            lifted = exact or names_path(policy, "write_file", name)
+            if found and not (lifted and found.outcome == "human"):
+                yield found
+
+
+def against_secret(policy: Policy, path: str, base: str, *, exact: bool) -> Iterator[Decision]:
+    """Whether a word of a command is a file that is never read."""
+    for one in expand(policy, path, base) if not exact else ():
+        secret = secret_of(policy, one, base)
+        if secret:
+            yield secret
+
+
+def against_word(policy: Policy, word: str, base: str) -> Iterator[Decision]:
+    """What the user's rules `* path` say of a word of a command."""
+    names = [name for one in expand(policy, word, base) for name in names_of(policy, one, base)]
+    for name, outcome in itertools.product(names, ("deny", "ask")):
+        found = ruled(policy, outcome, "*", name, "path")
+        if found:
+            yield found
+
+
+def judge_write(policy: Policy, path: str, base: str, *, lifts: bool) -> Iterator[Decision]:
+    """What speaks against a command that writes a file; `lifts`: a rule names the command."""
+    if DEVICE.fullmatch(path) or "$" in path:
+        return
+    for one in expand(policy, path, base):
+        for name in names_of(policy, one, base):
+            found = decide_subject(policy, "write_file", "write", name, "path")
+            scratch = policy.sandboxed and name.startswith("/tmp/")  # its own, in the sandbox
+            if is_outside(name) and not scratch:
+                yield Decision("deny", f"{one} is outside the workspace", "built-in outside")
+            elif (
+                found.rule and found.outcome != "allow" and not (lifts and found.outcome == "human")
+            ):
+                yield found
+
+
+def pieces(word: str, *, code: bool = False) -> list[str]:
+    """What may be a path in a word: all of it, behind an option's letter, `=`, `@` or `:`."""
+    found = [word, word[2:] if re.match(r"-\w.", word) else ""]
+    found += re.split(r"[^\w./~*?-]+" if code else r"[=@:,]", word)
+    return [one for one in found if one and len(one) < 1000 and "\n" not in one and "\0" not in one]
+
+
+def expand(policy: Policy, word: str, base: str) -> list[str]:
+    """A path, and what it takes on the disk when it is a glob."""
+    if policy.place is None or not 0 < len(re.findall(r"[*?\[]", word)) <= 8:
+        return [word]
+    import glob
+
+    root = os.path.join(policy.place.root, base)
+    fixed = os.path.normpath(os.path.join(root, re.split(r"[*?\[]", word)[0]))
+    if not fixed.startswith((str(policy.place.root), policy.place.home or "\0")):
+        return [word]
+    return [word, *itertools.islice(glob.iglob(word, root_dir=root), 100)]
+
+
+def targets(view: Sequence[str]) -> list[str]:
+    """The files that a command writes, where plain words tell."""
+    words = git_words(view)
+    taken = 2 if words[0] == "git" else 1
+    head, rest = " ".join(words[:taken]), words[taken:]
+    names = [word for word in rest if not word.startswith("-")]
+    if head == "dd":
+        return [word[3:] for word in names if word.startswith("of=")]
+    if head == "sed" and any(map(IN_PLACE.match, rest)):
+        return names[1:]
+    if WRITERS.get(head) == "last":
+        into = [rest[at + 1] for at, word in enumerate(rest[:-1]) if word == "-t"]
+        return into or names[1:][-1:]
+    return names if WRITERS.get(head) == "all" else []
+
+
+def write_targets(command: str, home: str = "") -> list[str]:
+    """The files that a command writes, as far as its text tells."""
+    found = []
+    for part in scan(command, home):
+        named = [*part.writes, *(path for view in part.views for path in targets(view))]
+        found += [
+            os.path.normpath(os.path.join(part.base, path))
+            for path in named
+            if not DEVICE.fullmatch(path)
+        ]
+    return list(dict.fromkeys(found))
+
+
+# -- the rules that would change a decision
+
+# Programs with subcommands: a rule for all of them would be a rule for anything.
+SUBCOMMANDS = frozenset(
+    "git npm pnpm yarn bun cargo go docker podman kubectl gh pip pip3 poetry uv hatch pdm make"
+    " terraform aws gcloud az helm systemctl brew apt apt-get dotnet mvn gradle".split()
+) - {"make"}
+RUNNERS = re.compile(
+    r"(?:npm|pnpm|yarn|bun) (?:exec|x|dlx)|(?:uv|poetry|pdm|hatch|go|docker) (?:run|exec)"
+)
+NETWORK_TOOLS = DOWNLOADERS | frozenset(
+    "nc ncat netcat socat telnet ftp sftp scp rsync ssh".split()
+)
 
 
 def permitting_rules(policy: Policy, name: str, subject: str) -> list[str]:
     """The narrowest `--allow` rules that would permit a refused call; [] when no rule can."""
     if name != "bash":
-        return [f"{name} {glob_escape(subject)}"]
-    try:
-        parts = split_command(subject)
-    except NotSimple:
+        kinds = ("path",) if name in ("write_file", "edit_file", "note") else ("text", "path")
+        asked = any(ruled(policy, "ask", name, subject, kind) for kind in kinds)
+        return [] if asked or policy.mode == "plan" else [f"{name} {glob_escape(subject)}"]
+    judged = judge_parts(policy, subject)
+    texts = dict.fromkeys(part.text for part, one in judged if one.outcome != "allow")
+    return those_that_permit(policy, subject, [f"bash {glob_escape(text)}" for text in texts])
+
+
+def those_that_permit(
+    policy: Policy, command: str, rules: Sequence[str], *, always: bool = False
+) -> list[str]:
+    """The rules, if a command is allowed with them, else none."""
+    if not rules or any("\n" in rule or rule != rule.strip() for rule in rules):
         return []
-    judged = [(words, decide_part(policy, words).outcome) for words in parts]
-    texts = [" ".join(words) for words, outcome in judged if outcome != "allow"]
-    rules = [f"bash {glob_escape(text)}" for text in texts]
-    return rules if all(text == text.strip() for text in texts) else []
+    made = tuple(map(parse_rule, rules))
+    field_name = "approved" if always else "allow"
+    more: dict[str, Any] = {field_name: (*getattr(policy, field_name), *made)}
+    tried = dataclasses.replace(policy, **more)
+    return list(rules) if decide_command(tried, command).outcome == "allow" else []
 
 
-def glob_escape(text: str) -> str:
-    """A text that a pattern matches literally."""
-    return re.sub(r"([*?\[])", r"[\1]", text)
+def offered_rules(policy: Policy, name: str, subject: str) -> list[str]:
+    """What "always" may mean for this session, the narrowest first; [] when it may not be said."""
+    if name == "bash":
+        judged = judge_parts(policy, subject)
+        texts = list(dict.fromkeys(part.text for part, one in judged if one.outcome != "allow"))
+        exact = [f"bash {glob_escape(text)}" for text in texts]
+        wide = [f"bash {glob_escape(wide_text(text))} *" for text in texts]
+        rules = [rule for rule in dict.fromkeys([*exact, *wide]) if not unfit_rule(rule)]
+        fit = all(rule in rules for rule in exact)
+        return those_that_permit(policy, subject, rules, always=True) if fit else []
+    if ruled(policy, "ask", name, subject, "path"):
+        return []
+    if name == "fetch_url" and host_of(subject):
+        return [f"{name} {glob_escape(subject)}", f"{name} {origin_of(subject)}/*"]
+    if name in ("write_file", "edit_file") and not protected(subject):
+        folder = os.path.dirname(subject)
+        return [
+            f"{name} {glob_escape(subject)}",
+            *([f"{name} {glob_escape(folder)}/**"] if folder else []),
+        ]
+    return []
+
+
+def origin_of(url: str) -> str:
+    """`https://host:8/a` -> `https://host:8`."""
+    return "/".join(url.split("/")[:3])
+
+
+def wide_text(text: str) -> str:
+    """The words of a command that a rule with ` *` keeps: `git commit`, `pytest`."""
+    words = text.split(" ")
+    return " ".join(words[: 2 if words[0] in SUBCOMMANDS else 1])
+
+
+def unfit_rule(text: str) -> str:
+    """Why a rule may not be kept as "always"; "" when it may."""
+    try:
+        rule = parse_rule(text)
+    except UsageError as error:
+        return str(error)
+    words = rule.pattern.split(" ")
+    head = os.path.basename(words[0])
+    if rule.tool == "*" or not rule.pattern.strip("*/. "):
+        return "it permits a whole tool"
+    if rule.tool != "bash":
+        return ""
+    if re.search(r"[*?\[]", words[0]):
+        return "its command is not named"
+    if INTERPRETER.fullmatch(head) or head in WRAPPERS or head in RESERVED:
+        return f"{head} can run anything"
+    if RUNNERS.match(" ".join([head, *words[1:]])):
+        return f"{' '.join(words[:2])} can run anything"
+    if head in SUBCOMMANDS and re.match(r"[-*?\[]", "".join(words[1:2]) or "x"):
+        return f"{head} without its subcommand can run anything"
+    return ""
+
+
+def rule_warning(settings: Settings) -> str:
+    """One line on allow rules that permit more than they seem to; "" for none."""
+    wide = []
+    for text in settings.allow:
+        rule = parse_rule(text)
+        head = os.path.basename(rule.pattern.split(" ")[0])
+        risky = rule.tool == "bash" and (head in NETWORK_TOOLS or unfit_rule(text))
+        wide += [text] if risky and re.search(r"[*?\[]", rule.pattern) else []
+    return f"these rules permit nearly anything: {'; '.join(wide)}" if wide else ""
+
+
+def explain(policy: Policy, command: str) -> list[str]:
+    """How a command is judged, part by part, and what would change it, for a person."""
+    lines: list[str] = []
+    for part, decision in judge_parts(policy, command):
+        by = f" ({decision.rule})" if decision.rule and decision.rule not in decision.reason else ""
+        written = "".join(f" > {path}" for path in part.writes)
+        lines += [f"{decision.outcome}: {part.text}{written}", f"    {decision.reason}{by}"]
+        if decision.outcome != "allow":
+            lines.append(f"    {what_changes(policy, command, part, decision)}")
+    total = decide_command(policy, command)
+    return [*lines, f"decision: {total.outcome} ({total.reason})"]
+
+
+def what_changes(policy: Policy, command: str, part: Part, decision: Decision) -> str:
+    """The one setting that would make a part's decision weaker."""
+    order, rule = STRICTNESS.index(decision.outcome), f"bash {glob_escape(part.text)}"
+    if part.words and "\n" not in rule and rule == rule.strip():
+        tried = dataclasses.replace(policy, allow=(*policy.allow, parse_rule(rule)))
+        found = [one for other, one in judge_parts(tried, command) if other.text == part.text]
+        if all(STRICTNESS.index(one.outcome) < order for one in found):
+            return f"--allow {shlex.quote(rule)} would change it"
+    built_in = decision.rule.removeprefix("built-in ")
+    if built_in in [name for name, *_ in DANGERS]:
+        return f'lift = ["{built_in}"] in the user config would change it'
+    return "no rule would change it"
 
 
 # == 8. Agent =================================================================
@@ -8191,7 +9350,7 @@ class Agent:
 
     def policy(self) -> Policy:
         """What decisions depend on right now."""
-        return make_policy(self.settings, self.mode, self.hosts, str(self.workspace.root))
+        return make_policy(self.settings, self.mode, self.workspace, hosts=self.hosts)
 
     def judge(self, made: Tool, arguments: Mapping[str, Any]) -> Decision:
         """What may happen to this call."""
@@ -8202,7 +9361,8 @@ class Agent:
             also = [self.workspace.literal(path)]
         elif made.needs == "net" and "url" in arguments:
             also = [plain_url(subject)]
-        decision = decide(policy, made.name, made.needs, subject, also=also)
+        network = bool(arguments.get("network"))
+        decision = decide(policy, made.name, made.needs, subject, also=also, network=network)
         if path is not None and made.needs == "write":
             target = self.workspace.safe_path(path)
             if self.workspace.is_shared(target):
@@ -9115,7 +10275,7 @@ def build_agent(
     None for nobody; without it nobody is there.
     """
     root = workspace_root(settings)
-    policy = make_policy(settings, settings.mode)  # refuses what is no rule
+    policy = make_policy(settings, settings.mode)  # refuses what is no rule, and no row
     keys = [settings.api_key or "", *settings.keys.values()]
     workspace = Workspace(
         root,
@@ -9141,7 +10301,7 @@ def build_agent(
     unwalled = agent.set_walls()
     agent.use_session(session)
     report("init", **init_event(agent))
-    for text in filter(None, (trouble, unwalled)):
+    for text in filter(None, (trouble, unwalled, rule_warning(settings))):
         report("notice", level="warning", text=text)
     return agent
 
@@ -9333,6 +10493,11 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
         show_sessions(root / ".agent" / "sessions", screen)
         if screen.failure:
             raise AgentError(f"the list could not be written: {screen.failure}")
+        return 0
+    if flags.explain_permission is not None:
+        place = Workspace(root, settings.environ, settings.env_keep)
+        for line in explain(make_policy(settings, settings.mode, place), flags.explain_permission):
+            screen.write(sys.stdout, visible(line) + "\n")
         return 0
     one_shot = bool(flags.prompt) or not sys.stdin.isatty() or flags.print
     prompt = read_prompt(flags.prompt, sys.stdin) if one_shot else ""
