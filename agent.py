@@ -4974,7 +4974,8 @@ PLAIN_GIT_KEY = re.compile(  # settings of a new repository that make git run no
     r"|(pull\.rebase|push\.default|commit\.gpgsign)"
 )
 TICK_NS = 20_000_000  # a folder that changed so recently may change again under the same time
-SHOWN_NAMES = 20
+SHOWN_NAMES, NAME_CHARS = 20, 200
+MOST_HOLDERS = 50  # bubblewrap's time grows with the square of what it mounts
 
 
 class FolderWatch:
@@ -5050,6 +5051,7 @@ class Guarded:
         self.links: dict[str, str] = {}  # those that are links, which can not be mounted
         self.secret: set[str] = set()
         self.mounted: frozenset[str] = frozenset()  # as the running hosts have it
+        self.lost: set[int | str] = set()  # what of it is no longer there, by inode
         self.young: dict[str, int] = {}  # a new repository's settings -> their change time
         self.trusted: set[str] = set()  # written by the file tools since the last look
 
@@ -5059,6 +5061,8 @@ class Guarded:
         firm = [path for path in sorted(self.kept) if path not in self.links]
         firm = [path for path in firm if os.path.dirname(path) not in self.kept]
         holders = {os.path.dirname(path) for path in firm} - {""}
+        if len(holders) > MOST_HOLDERS:  # a look finds what is put in the place of the others
+            holders &= self.repositories
         real = [os.path.realpath(f"{root}/{path}") for path in sorted(self.links)]
         found = [(f"{root}/{path}", "hold") for path in sorted(holders)]
         found += [(f"{root}/{path}", "keep") for path in firm]
@@ -5083,8 +5087,9 @@ class Guarded:
             self.young[path] = change_time(self.root / path)
             if self.young[path] not in (seen, 0) and path not in self.mounted:
                 fresh.add(path)
-        fresh -= self.trusted
+        fresh = {p for p in fresh - self.trusted if self.kept.get(p) not in self.lost}
         self.trusted.clear()
+        self.lost.clear()
         return self._take_away(sorted(fresh)) if move and fresh else []
 
     def close(self) -> None:
@@ -5114,12 +5119,21 @@ class Guarded:
 
     def _forget(self, key: str) -> None:
         """A folder is gone, with all that was in it."""
-        for inner in self.inner.pop(key, ()):
-            self._forget(inner)
-        self.folders.pop(key, None)
-        self.repositories.discard(key)
-        for path in [path for path in self.kept if os.path.dirname(path) == key]:
-            del self.kept[path]
+        waiting, gone = [key], set[str]()
+        while waiting:
+            key = waiting.pop()
+            waiting += self.inner.pop(key, ())
+            self.folders.pop(key, None)
+            self.repositories.discard(key)
+            gone.add(key)
+        for path in [path for path in self.kept if os.path.dirname(path) in gone]:
+            self._lose(path)
+
+    def _lose(self, path: str) -> None:
+        """A protected name is gone; what was mounted can only have moved with its folders."""
+        inode = self.kept.pop(path)
+        if path in self.mounted:
+            self.lost.add(inode)
 
     def _open(self, key: str) -> tuple[list[os.DirEntry[str]], bool] | None:
         """What is in a folder, and whether it is the one that was there before; None: no folder."""
@@ -5146,8 +5160,11 @@ class Guarded:
             self._forget(key)
             return []
         entries, same = opened
-        if {"HEAD", "objects", "refs"} <= {entry.name for entry in entries}:
-            self.repositories.add(key)  # also a bare one
+        bare = {"HEAD", "objects", "refs"} <= {entry.name for entry in entries}
+        if bare and key not in self.repositories:
+            for path in self.inner.pop(key, set()):
+                self._forget(path)  # other names count in there now
+            self.repositories.add(key)
         git = self._repository_of(key)
         found, inner = {}, dict[str, int]()
         for entry in entries:
@@ -5173,7 +5190,8 @@ class Guarded:
     ) -> tuple[bool, bool]:
         """Whether a path is protected, and whether it is looked into; `git`: the repository."""
         inner = path[len(git) + 1 :] if git else path
-        in_git = git is not None and bool(KEPT_IN_GIT.fullmatch(inner))
+        odd = inner == "info" and not is_folder
+        in_git = git is not None and (odd or bool(KEPT_IN_GIT.fullmatch(inner)))
         seen = git is not None and is_folder and bool(SEEN_IN_GIT.fullmatch(inner))
         if git is not None and os.path.basename(git).casefold() == ".git":
             return in_git, seen
@@ -5185,12 +5203,12 @@ class Guarded:
             return not is_folder, is_folder
         if name.casefold().startswith(".env") and (self.root / path / "pyvenv.cfg").exists():
             return False, False  # some name their virtual environment so
-        kept = in_git or self._is_kept(path, is_folder=is_folder)
+        kept = in_git or self._is_kept(path)
         return kept, is_folder and not kept and name not in SKIPPED_FOLDERS
 
-    def _is_kept(self, path: str, *, is_folder: bool) -> bool:
-        """Whether no command may write there."""
-        row = protected_row(path) or (protected_row(f"{path}/x") if is_folder else None)
+    def _is_kept(self, path: str) -> bool:
+        """Whether no command may write there, were it a folder, or a link to one, in it."""
+        row = protected_row(path) or protected_row(f"{path}/x")
         lifted = fold(path) in self.workspace.lifted_writes
         return row is not None and not (lifted and row[0] == "human")
 
@@ -5209,7 +5227,7 @@ class Guarded:
         fresh = []
         for path in [path for path in self.kept if os.path.dirname(path) == key]:
             if path not in found:
-                del self.kept[path]
+                self._lose(path)
                 if move and path in self.links:
                     fresh.append(path)
         for path, entry in found.items():
@@ -5219,6 +5237,8 @@ class Guarded:
             old, self.kept[path] = self.kept.get(path), now
             if old == now or (same and path in self.mounted):
                 continue
+            if old is not None and path in self.mounted:
+                self.lost.add(old)
             fresh.append(path)
             if not move:
                 self.links.pop(path, None)
@@ -5249,7 +5269,11 @@ class Guarded:
             (changed, f"settings that run programs were removed, the file is in {folder}"),
             (stuck, "commands may not make these, but they could not be moved away"),
         ]
-        return [f"[{text}: {', '.join(names[:SHOWN_NAMES])}]" for names, text in told if names]
+        return [
+            f"[{text}: {', '.join(name[-NAME_CHARS:] for name in names[:SHOWN_NAMES])}]"
+            for names, text in told
+            if names
+        ]
 
     def _quarantine_name(self) -> str:
         """`.agent/quarantine/<time>`, one that is not there yet."""
@@ -5393,7 +5417,7 @@ class Hosts:
         inside = self.inside
         if not inside and not self.suspect:
             return self.plain.run(command, timeout, capture, on_output)
-        self.notes += self.guarded.look(move=self.suspect)
+        self._look(move=self.suspect)
         host = self.plain
         if inside:
             host = self._ready(int(network or self.online))
@@ -5401,8 +5425,22 @@ class Hosts:
         try:
             return host.run(command, timeout, capture, on_output)
         finally:
-            self.notes += self.guarded.look(move=inside)
+            self._look(move=inside)
             self.suspect = not all(one.alone for one in self.walled)
+
+    def _look(self, *, move: bool) -> None:
+        """Look at what changed; in a thread, for a Ctrl-C half way would lose what was found."""
+
+        def work() -> None:
+            self.notes += self.guarded.look(move=move)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            thread.join()
+            raise
 
     def _ready(self, at: int) -> CommandHost:
         """A host in the sandbox as it is to be now."""
