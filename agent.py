@@ -186,6 +186,7 @@ DEFAULT_CONTEXT = 128_000  # tokens, when nobody tells the window
 AGENTS_MD_BYTES = 32 * 1024  # of all AGENTS.md files together
 MODES = ("plan", "ask", "auto")
 SANDBOX = ("auto", "on", "off")  # auto: on in mode auto where it works
+HOOK_EVENTS = ("before_tool", "after_tool", "on_stop")
 
 
 class AgentError(Exception):
@@ -283,6 +284,8 @@ class Settings:
     exclude_tools: tuple[str, ...] = ()
     max_turns: int = 100  # model steps for one prompt; 0: no limit
     append_system_prompt: str = ""
+    hooks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # event -> argv
+    hook_seconds: float = 60.0  # after which a hook is ended
     bare: bool = False
     save_session: bool = True
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
@@ -337,6 +340,7 @@ CONFIG_TYPES: dict[str, type] = {
     "lift": list,
     "fetch_hosts": list,
     "env_keep": list,
+    "hooks": dict,
 }
 ENVIRONMENT = {
     "AGENT_MODEL": "model",
@@ -364,6 +368,8 @@ def read_config(path: Path) -> dict[str, Any]:
         wanted = CONFIG_TYPES.get(key)
         if wanted is None:
             raise UsageError(f"{path}: unknown key {key!r} (known: {', '.join(CONFIG_TYPES)})")
+        if wanted is dict:
+            value = table[key] = read_hooks(path, value)
         if wanted is float and type(value) is int:
             value = float(value)
         fits = type(value) is wanted
@@ -381,6 +387,20 @@ def config_folder(environ: Mapping[str, str]) -> Path:
     """Where the user's own settings and keys are."""
     home = environ.get("HOME") or os.path.expanduser("~")
     return Path(environ.get("XDG_CONFIG_HOME") or f"{home}/.config") / "agent"
+
+
+def read_hooks(path: Path, table: Any) -> dict[str, tuple[str, ...]]:
+    """The `[hooks]` table: event -> argv. Raises UsageError."""
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: hooks must be a table, not {table!r}")
+    for event, argv in table.items():
+        if event not in HOOK_EVENTS:
+            known = ", ".join(HOOK_EVENTS)
+            raise UsageError(f"{path}: unknown key 'hooks.{event}' (known: {known})")
+        if not (isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv)):
+            shape = "list of strings, a program and its arguments"
+            raise UsageError(f"{path}: hooks.{event} must be a {shape}, not {argv!r}")
+    return {event: tuple(argv) for event, argv in table.items()}
 
 
 def read_env_file(path: Path) -> dict[str, str]:
@@ -483,7 +503,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-turns", "--max-steps", type=int, metavar="N", help="model steps (default: 100)")
     add("--context", type=int, metavar="TOKENS", help="the context window")
     add("--append-system-prompt", metavar="TEXT", help="added to the system prompt")
-    add("--bare", action="store_true", help="no AGENTS.md, no user config")
+    add("--bare", action="store_true", help="no AGENTS.md, no user config, no hooks")
     add("--demo", action="store_true", help="a scripted model fixes a real bug; needs no key")
     add("--keep", action="store_true", help="with --demo: keep the scratch folder")
     add("--version", action="version", version=f"agent {__version__}")
@@ -1188,6 +1208,18 @@ def remove_if_there(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
         return
+
+
+def append_private(path: Path, text: str) -> None:
+    """Add to a file of ours in one write. Raises OSError, also for a link or pipe in its place."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        data = text.encode("utf-8", "replace")
+        if os.write(descriptor, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(descriptor)
 
 
 def hold(path: Path) -> int | None:
@@ -6746,7 +6778,7 @@ class ShellTools:
 class PersonTools:
     """What needs the person at the keyboard."""
 
-    def __init__(self, workspace: Workspace, ask_person: Callable[[str], str | None]) -> None:
+    def __init__(self, workspace: Workspace, ask_person: Callable[[str], Any]) -> None:
         self.workspace = workspace
         self.ask_person = ask_person
 
@@ -8869,8 +8901,22 @@ class Question:
     kind: str  # "approve" or "answer"
     text: str  # the command, the diff, or the model's question
     name: str = ""  # of the tool
-    reason: str = ""
-    id: str = ""
+    reason: str = ""  # why it is asked
+    id: str = ""  # of the call
+    rules: tuple[str, ...] = ()  # what "always" can stand for, narrowest first
+    notes: tuple[str, ...] = ()  # what the text does not show: the folder, files written, network
+    diff: bool = False  # the text is one
+    human: bool = False  # `--yes` does not answer it
+
+
+@dataclass(frozen=True)
+class Always:
+    """An answer to a Question: yes, and to all that these rules take, as long as the agent runs."""
+
+    rules: tuple[str, ...]
+
+
+Ask: TypeAlias = "Callable[[Question], str | Always | None]"
 
 
 class TurnEnd(Exception):
@@ -8884,17 +8930,142 @@ class TurnEnd(Exception):
 
 
 class Denied(ToolError):
-    """A call that was not permitted."""
+    """A call that was not permitted; `rules` are those that would permit it."""
 
-
-class Unattended(Denied):
-    """A human was needed and there was none; `rules` are those that would permit the call."""
-
-    def __init__(self, reason: str, rules: Iterable[str]) -> None:
-        super().__init__(f"nobody is there to approve it ({reason})")
+    def __init__(self, reason: str, rules: Iterable[str] = ()) -> None:
+        super().__init__(reason)
         self.rules = rules
 
 
+class Unattended(Denied):
+    """A human was needed and there was none."""
+
+
+NOBODY = "nobody is there to approve it"
+
+
+HOOK_BYTES = 1_000_000  # that a hook may print
+
+
+class HookRun:
+    """One run of a command hook, in a thread of its own.
+
+    Signals reach the main thread alone: wherever Ctrl-C finds that one, this one knows the process
+    and ends it with all that it started.
+    """
+
+    def __init__(self, argv: Sequence[str], event: Mapping[str, Any], seconds: float) -> None:
+        self.argv = argv
+        self.may_block = event["event"] == "before_tool"
+        self.event = encode(event).encode("utf-8", "replace")
+        self.seconds = seconds
+        self.output: dict[str, bytes] = {"stdout": b"", "stderr": b""}
+        self.code = 0
+        self.failure = ""
+        self.stopped = threading.Event()
+        self.over = threading.Event()
+
+    def run(self, root: Path, environ: Mapping[str, str]) -> None:
+        """Run it to its end, or to Ctrl-C, which goes on when nothing of it is left."""
+        thread = threading.Thread(target=self._work, args=(root, environ), daemon=True)
+        try:
+            start_or_run(thread)
+            while not self.over.wait(SLICE_SECONDS):
+                continue
+        except KeyboardInterrupt as stop:
+            raise self._end(stop) from stop
+
+    def _end(self, stop: KeyboardInterrupt) -> KeyboardInterrupt:
+        """Wait until the process is gone; a further Ctrl-C can not prevent that."""
+        self.stopped.set()
+        deadline = time.monotonic() + 5 * END_SECONDS  # for a thread that never began
+        while not self.over.is_set() and time.monotonic() < deadline:
+            try:
+                self.over.wait(SLICE_SECONDS)
+            except KeyboardInterrupt as later:
+                stop = later if isinstance(later, Stop) else stop
+        return stop
+
+    def _work(self, root: Path, environ: Mapping[str, str]) -> None:
+        import tempfile
+
+        mark = os.urandom(8).hex()
+        try:
+            if self.stopped.is_set():
+                return
+            with tempfile.TemporaryFile() as told:  # a hook that does not read it holds nobody
+                told.write(self.event)
+                told.seek(0)
+                process = subprocess.Popen(
+                    self.argv,
+                    stdin=told,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    cwd=root,
+                    env={**environ, HOST_MARK: mark},
+                    start_new_session=True,
+                )
+            with process:
+                self._follow(process, mark)
+        except (OSError, ValueError, TypeError) as error:
+            self.failure = str(error)
+        finally:
+            self.over.set()
+
+    def _follow(self, process: subprocess.Popen[bytes], mark: str) -> None:
+        """Take what it prints until it ends; what it leaves running may keep the pipes."""
+        pipes: dict[Any, str] = {process.stdout: "stdout", process.stderr: "stderr"}
+        deadline = time.monotonic() + self.seconds
+        while True:
+            ended = process.poll() is not None
+            ready = select.select(list(pipes), [], [], 0 if ended else HOOK_SLICE_SECONDS)[0]
+            for pipe in ready:
+                data = os.read(pipe.fileno(), 65536)
+                self.output[pipes[pipe]] += data
+                if not data:
+                    del pipes[pipe]
+            if sum(map(len, self.output.values())) > HOOK_BYTES:
+                self.failure = f"it printed more than {HOOK_BYTES} bytes"
+            elif time.monotonic() > deadline and not ended:
+                self.failure = f"it did not end within {self.seconds:g} s"
+            if self.failure or self.stopped.is_set():
+                end_group(process, mark)
+                return
+            if ended and not ready:
+                self.code = process.returncode
+                return
+
+    def answer(self) -> str:
+        """The JSON that it printed, or why it blocks the call. Raises ToolError when it failed."""
+        said = (
+            plain_text(self.output["stderr"]).strip() or plain_text(self.output["stdout"]).strip()
+        )
+        if self.failure:
+            raise ToolError(self.failure)
+        if self.code == BLOCKED_CODE and self.may_block:
+            return encode({"block": clip(said) or BLOCKED})
+        if self.code:
+            raise ToolError(f"it ended with {self.code}: {first_line(said)}")
+        return clean(self.output["stdout"].decode("utf-8", "replace"))
+
+
+BLOCKED_CODE = 2  # of a hook that says no
+BLOCKED = "a hook does not allow it"
+HOOK_SLICE_SECONDS = 0.005
+
+
+def end_group(process: subprocess.Popen[bytes], mark: str) -> None:
+    """End a process that leads its group, politely first, and all that carries its mark."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(END_SECONDS)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+    end_marked(mark)
+
+
+AUDIT_CHARS = 2000  # of one argument
 MOST_THREADS = 8  # calls that run at once
 
 
@@ -8914,7 +9085,10 @@ class Running:
     began: float
     made: Tool = field(default_factory=lambda: Tool("", "", "read", str, ()))
     arguments: dict[str, Any] = field(default_factory=dict)
-    decision: Decision = field(default_factory=lambda: Decision("allow", ""))
+    decision: Decision = field(default_factory=lambda: Decision("deny", ""))
+    by: str = "mode"  # what decided: mode, rule, person, hook or nobody
+    hooked: bool = False  # the hooks know of it
+    told: dict[str, Any] = field(default_factory=dict)  # status, content and ms of its result
     plan: Change | None = None
     value: str | Change | None = None  # what it gave
     error: ToolError | None = None
@@ -8930,7 +9104,7 @@ class Agent:
         workspace: Workspace,
         *,
         emit: Emit,
-        ask: Callable[[Question], str | None] | None = None,
+        ask: Ask | None = None,
     ) -> None:
         self.settings = settings
         self.session = Session(Transcript(), {"id": ""}, None)
@@ -8944,7 +9118,10 @@ class Agent:
         self.shell: ShellTools | None = None
         self.notes: list[str] = []  # for the next user message
         self.project_notes = ""  # AGENTS.md as the model knows it
-        self.hosts: set[str] = set()  # that a person approved in this session
+        self.hosts: set[str] = set()  # that a person approved; neither is ever stored
+        self.approved: list[str] = []  # rules of "always"
+        self.hooks: dict[str, list[Callable[[dict[str, Any]], Any]]] = {}  # by event, from Python
+        self.failing: set[int] = set()  # hooks whose failure was reported
         self.denied: list[dict[str, Any]] = []  # calls of this run that were not permitted
         self.unattended = False  # one of them needed a human and there was none
         self.usage: dict[str, int] = {}  # of this run
@@ -8957,7 +9134,7 @@ class Agent:
         self.compact_floor = 0.0  # below this size another pass would free nothing
         self.invisible = 0  # characters in the project notes that show nothing
         self.warned_invisible = False
-        self.save_failed = False
+        self.lost: set[str] = set()  # what the disk refused, as it was reported
         self.unsaved = False  # a reply came; it is saved before anything else happens
 
     @property
@@ -8974,6 +9151,7 @@ class Agent:
     def use_session(self, session: Session) -> None:
         """Go on in this session; its system message is built anew."""
         self.session = session
+        self.hosts, self.approved = set(), []
         self.workspace.seen = session.header["files"]
         state = session.folder.parent if session.folder is not None else None
         if self.shell is not None and state is not None:
@@ -9087,6 +9265,8 @@ class Agent:
         except KeyboardInterrupt as stop:
             self.seal()
             result = Result("cancelled", exit_code_of(stop))
+        if result.status != "cancelled":
+            self.tell_end(result)
         self.save(sync=True)
         result.turns, result.usage = self.turns, self.usage
         result.text, result.denied = clean_all([result.text, self.denied], self.mask)
@@ -9094,6 +9274,15 @@ class Agent:
         result.session_id = self.session.id if self.session.path else ""
         self.emit("result", **dataclasses.asdict(result))
         return result
+
+    def tell_end(self, result: Result) -> None:
+        """Tell the hooks how a run ended."""
+        end = {"status": result.status, "exit_code": result.exit_code, "text": result.text}
+        try:
+            for hook in self.hooks_of("on_stop"):
+                self.call_hook(hook, {**self.facts("on_stop"), **end})
+        except KeyboardInterrupt as stop:
+            result.status, result.exit_code = "cancelled", exit_code_of(stop)
 
     def seal(self) -> None:
         """Answer what never ran and keep the text that had arrived (T6)."""
@@ -9296,6 +9485,7 @@ class Agent:
                 self.answer(one, "cancelled", self.cut_output(one.call, stop))
                 raise
             self.finish(one)
+            self.tell_result(one)
 
     def run_at_once(self, going: Sequence[Running], ready: Sequence[Running]) -> None:
         """Run calls in daemon threads; after Ctrl-C what comes late is dropped."""
@@ -9316,6 +9506,7 @@ class Agent:
                     threads[one.call.id].join(SLICE_SECONDS)
                 self.finish(one)
                 unanswered.remove(one)
+                self.tell_result(one)
         except KeyboardInterrupt as stop:
             for thread in threads.values():
                 thread.dropped = True
@@ -9336,16 +9527,15 @@ class Agent:
         one = Running(call, time.monotonic())
         self.emit("tool_use", id=call.id, name=call.name, arguments=call.arguments)
         try:
-            one.made = self.find(call)
-            one.arguments = one.made.bind(call.arguments)
-            one.decision = self.judge(one.made, one.arguments)
-            if one.decision.outcome == "deny":
-                raise Denied(one.decision.reason)
+            self.admit(one)
+            self.ask_hooks(one)
             one.plan = self.plan(one.made, one.arguments)
             self.refuse_changed(one)
             self.approve(one)
         except ToolError as error:
             one.error = error
+            if not one.decision.reason:  # it never came to a decision
+                one.decision = Decision("deny", first_line(str(error)))
         except KeyboardInterrupt as stop:
             self.answer(one, "cancelled", self.cut_output(call, stop))
             raise
@@ -9363,6 +9553,75 @@ class Agent:
             again = decide(self.policy(), one.made.name, one.made.needs, name)
             if strictest([one.decision, again]) != one.decision and again.outcome != "ask":
                 raise OutsideError(f"{name}: the path leads elsewhere now")
+
+    def admit(self, one: Running) -> None:
+        """find -> parse -> decide. Raises ToolError; Denied for what nobody may permit."""
+        one.decision = Decision("deny", "")
+        one.made = self.find(one.call)
+        one.arguments = one.made.bind(one.call.arguments)
+        one.decision = self.judge(one.made, one.arguments)
+        one.by = "rule" if one.decision.rule else "mode"
+        if one.decision.outcome == "deny":
+            raise Denied(one.decision.reason, self.permitting(one))
+
+    def hooks_of(self, event: str) -> list[Any]:
+        """The hooks for an event: that of the user's config, then those from Python."""
+        argv = () if self.settings.bare else self.settings.hooks.get(event, ())
+        return [*([argv] if argv else []), *self.hooks.get(event, ())]
+
+    def facts(self, event: str, one: Running | None = None) -> dict[str, Any]:
+        """What a hook is told."""
+        told = {"event": event, "session_id": self.session.id, "root": str(self.workspace.root)}
+        told["mode"] = self.mode
+        if one is None:
+            return told
+        decision = {"decision": one.decision.outcome, "reason": one.decision.reason}
+        return {**told, "tool": one.made.name, "arguments": one.arguments, **decision, **one.told}
+
+    def call_hook(self, hook: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """What a hook answers, {} for nothing; one that fails is reported once."""
+        try:
+            if callable(hook):
+                text = self.attempt(functools.partial(hook, json.loads(encode(facts))))
+            else:
+                run = HookRun(hook, facts, self.settings.hook_seconds)
+                environ = self.settings.environ
+                run.run(
+                    self.workspace.root, {k: v for k, v in environ.items() if k not in KEY_NAMES}
+                )
+                text = run.answer()
+            answer = read_json_object(text)[0]
+            if not isinstance(answer.get("arguments", {}), dict):
+                raise ToolError('its "arguments" are no object')
+            return answer
+        except ToolError as error:
+            if id(hook) not in self.failing:
+                text = f"the hook {facts['event']} failed, going on without it: {error}"
+                self.emit("notice", level="warning", text=text)
+            self.failing.add(id(hook))
+            return {}
+
+    def ask_hooks(self, one: Running) -> None:
+        """Tell the hooks of a call; one that they change is judged again. Raises Denied."""
+        one.hooked = True
+        for hook in self.hooks_of("before_tool"):
+            answer = self.call_hook(hook, self.facts("before_tool", one))
+            if answer.get("block") not in (None, False):
+                reason = str(answer["block"]).strip() or BLOCKED
+                one.decision, one.by = Decision("deny", reason, "hook before_tool"), "hook"
+                raise Denied(reason)
+            changed = answer.get("arguments", one.arguments)
+            if changed != one.arguments:
+                one.call = dataclasses.replace(one.call, arguments=clean_all(changed))
+                text = f"a hook changed the call: {one.made.name} {clip(encode(changed), 1000)}"
+                self.emit("notice", level="info", text=text)
+                self.admit(one)
+
+    def tell_result(self, one: Running) -> None:
+        """Tell the hooks how a call ended that they know of; what never ran has no result."""
+        if one.hooked and one.told["status"] in ("ok", "error"):
+            for hook in self.hooks_of("after_tool"):
+                self.call_hook(hook, self.facts("after_tool", one))
 
     def finish(self, one: Running) -> None:
         """Answer a call that came to its end."""
@@ -9386,21 +9645,29 @@ class Agent:
             raise ToolError(f"there is no tool {call.name!r}{hint} Known: {known}")
         return made
 
-    def policy(self) -> Policy:
-        """What decisions depend on right now."""
-        return make_policy(self.settings, self.mode, self.workspace, hosts=self.hosts)
+    def policy(self, more: Sequence[str] = ()) -> Policy:
+        """What decisions depend on right now; with `more` allow rules of the user."""
+        settings = self.settings
+        if more:
+            settings = dataclasses.replace(settings, allow=(*settings.allow, *more))
+        return make_policy(
+            settings,
+            self.mode,
+            self.workspace,
+            hosts=self.hosts,
+            approved=self.approved,
+            sandboxed=self.workspace.sandbox_state == "on",
+            changed=any(runs_later(row["path"]) for row in self.workspace.journal.rows),
+        )
 
-    def judge(self, made: Tool, arguments: Mapping[str, Any]) -> Decision:
-        """What may happen to this call."""
-        policy = self.policy()
-        subject, also = self.subject(made, arguments), []
-        path = path_argument(made, arguments)
-        if path is not None:
-            also = [self.workspace.literal(path)]
-        elif made.needs == "net" and "url" in arguments:
-            also = [plain_url(subject)]
+    def judge(self, made: Tool, arguments: Mapping[str, Any], more: Sequence[str] = ()) -> Decision:
+        """What may happen to this call; with `more` allow rules of the user."""
+        subject, *also = self.subjects(made, arguments)
         network = bool(arguments.get("network"))
-        decision = decide(policy, made.name, made.needs, subject, also=also, network=network)
+        decision = decide(
+            self.policy(more), made.name, made.needs, subject, also=also, network=network
+        )
+        path = path_argument(made, arguments)
         if path is not None and made.needs == "write":
             target = self.workspace.safe_path(path)
             if self.workspace.is_shared(target):
@@ -9409,6 +9676,16 @@ class Agent:
         if decision.outcome == "ask" and self.settings.unattended:
             return Decision("allow", f"--yes ({decision.reason})", decision.rule)
         return decision
+
+    def permitting(self, one: Running) -> list[str]:
+        """The `--allow` rules with which a refused call would run; [] when none can do that."""
+        policy, names = self.policy(), self.subjects(one.made, one.arguments)
+        found = [rule for name in names for rule in permitting_rules(policy, one.made.name, name)]
+        rules = list(dict.fromkeys(found))
+        if not rules or any("\n" in rule for rule in rules):
+            return []
+        outcome = self.judge(one.made, one.arguments, rules).outcome
+        return rules if outcome == "allow" else []
 
     def may_show(self, name: str, path: str) -> bool:
         """Whether a search by this tool may show a path: not what `read_file` may not read."""
@@ -9431,6 +9708,15 @@ class Agent:
                 return str(arguments[name])
         return encode(arguments)
 
+    def subjects(self, made: Tool, arguments: Mapping[str, Any]) -> list[str]:
+        """The subject, and other names of the same thing."""
+        subject, path = self.subject(made, arguments), path_argument(made, arguments)
+        if path is not None:
+            return [subject, self.workspace.literal(path)]
+        if made.needs == "net" and "url" in arguments:
+            return [subject, plain_url(subject)]
+        return [subject]
+
     def plan(self, made: Tool, arguments: Mapping[str, Any]) -> Change | None:
         """The change that a call would make, computed before anybody is asked."""
         if not made.plans:
@@ -9440,27 +9726,66 @@ class Agent:
 
     def approve(self, one: Running) -> None:
         """Ask the person where the decision says so. Raises Denied."""
-        call, made, decision, plan = one.call, one.made, one.decision, one.plan
+        call, made, decision = one.call, one.made, one.decision
         if decision.outcome == "allow":
             return
-        subject = self.subject(made, one.arguments)
+        one.by = "person" if self.ask else "nobody"
         if self.ask is None:
-            rules = permitting_rules(self.policy(), made.name, subject)
-            raise Unattended(decision.reason, rules)
-        text = diff_of(plan, self.workspace.relative(plan.path)) if plan else subject
-        if call.arguments.get("network"):
-            text += "\n[it says that it needs the network]"
+            raise Unattended(f"{NOBODY} ({decision.reason})", self.permitting(one))
         if self.unsaved:
             self.save()
-        answer = self.ask(Question("approve", text, call.name, decision.reason, call.id))
-        said = answer.strip() if isinstance(answer, str) else ""
-        word = "yes" if is_yes(answer) else "no"
+        answer = self.ask(self.question(one))
+        word = self.accept(answer)
         self.emit("approval", id=call.id, name=call.name, reason=decision.reason, answer=word)
         if word == "no":
+            said = answer.strip() if isinstance(answer, str) else ""
             plain = said.lower() in ("", "n", "no")
             raise Denied("the user said no" if plain else f"the user said: {clean(said)}")
         if made.needs == "net":
-            self.hosts.add(host_of(subject) or made.name)
+            self.hosts.add(host_of(self.subject(made, one.arguments)) or made.name)
+
+    def accept(self, answer: Any) -> str:
+        """yes, always or no; rules that "always" may not stand for are a no."""
+        if not isinstance(answer, Always):
+            return "yes" if is_yes(answer) else "no"
+        rules = answer.rules if isinstance(answer.rules, list | tuple) else ()
+        if not rules or any(not isinstance(rule, str) or unfit_rule(rule) for rule in rules):
+            return "no"
+        self.approved += [rule for rule in rules if rule not in self.approved]
+        return "always"
+
+    def question(self, one: Running) -> Question:
+        """All that a person is shown of a call before it runs."""
+        made, plan, human = one.made, one.plan, one.decision.outcome == "human"
+        subject = self.subject(made, one.arguments)
+        return Question(
+            "approve",
+            diff_of(plan, self.workspace.relative(plan.path)) if plan else subject,
+            made.name,
+            one.decision.reason,
+            one.call.id,
+            rules=() if human else tuple(offered_rules(self.policy(), made.name, subject)),
+            notes=tuple(self.notes_on(one, subject)),
+            diff=plan is not None,
+            human=human,
+        )
+
+    def notes_on(self, one: Running, subject: str) -> Iterator[str]:
+        """What the text of a call does not show: the folder, the files it writes, the network."""
+        later = " (runs later)"
+        if one.plan and runs_later(subject):
+            yield f"{subject}{later}"
+        if one.made.name != "bash":
+            return
+        folders = entered_folders(subject)
+        if folders:
+            yield f"in the folder {', then '.join(folders)}"
+        targets = [f"{path}{later if runs_later(path) else ''}" for path in write_targets(subject)]
+        if targets:
+            yield f"writes {', '.join(targets)}"
+        state = self.workspace.sandbox_state
+        network = state != "on" or one.arguments.get("network")
+        yield f"network {'yes' if network else 'no'}, sandbox {state}"
 
     def perform(self, one: Running) -> None:
         """Run an approved call, which was marked and saved before if it can have effects."""
@@ -9494,10 +9819,11 @@ class Agent:
         """
         row = {"name": call.name, "arguments": call.arguments, "reason": str(refusal), "rule": ""}
         self.denied.append(row)
+        if isinstance(refusal, Denied):
+            row["rule"] = "\n".join(refusal.rules)
         if not isinstance(refusal, Unattended):
             return f"denied: {refusal}"
         self.unattended = True
-        row["rule"] = "\n".join(refusal.rules)
         return "not kept: nobody to confirm" if call.name == "note" else f"denied: {refusal}"
 
     def cut_output(self, call: Call, stop: KeyboardInterrupt) -> str:
@@ -9519,16 +9845,36 @@ class Agent:
             text = f"{text}\n{REPEATED}"
         self.transcript.answer(call.id, text)
         self.save()
-        self.emit(
-            "tool_result",
-            id=call.id,
-            name=call.name,
-            status=status,
-            content=clean(text),
-            decision=decision.outcome,
-            rule=decision.rule or decision.reason,
-            ms=round((time.monotonic() - one.began) * 1000),
-        )
+        ms = round((time.monotonic() - one.began) * 1000)
+        one.told = {"status": status, "content": clean(text), "ms": ms}
+        judged = {"decision": decision.outcome, "rule": decision.rule or decision.reason}
+        self.audit(one, judged)
+        self.emit("tool_result", id=call.id, name=call.name, **one.told, **judged)
+
+    def audit(self, one: Running, judged: Mapping[str, str]) -> None:
+        """One line about a call in `.agent/audit.jsonl`, for whoever asks later who allowed it."""
+        folder = self.session.folder
+        if folder is None:
+            return
+        row = {
+            "time": round(time.time(), 3),
+            "session": self.session.id,
+            "tool": one.call.name,
+            "arguments": {key: self.brief(value) for key, value in one.call.arguments.items()},
+            **judged,
+            "by": one.by,
+            "outcome": one.told["status"],
+            "ms": one.told["ms"],
+        }
+        line = encode(clean_all(row)) + "\n"
+        path = folder.parent / "audit.jsonl"
+        self.keep(lambda: append_private(path, line), "the audit can not be written")
+
+    def brief(self, value: Any) -> Any:
+        """An argument as the audit keeps it: without keys, and not longer than a screen."""
+        text = value if isinstance(value, str) else encode(value)
+        masked = clip(self.client.mask(text, least=SECRET_CHARS), AUDIT_CHARS)
+        return value if masked == text else masked
 
     # -- the context
 
@@ -9682,7 +10028,7 @@ class Agent:
             raise ToolError(decision.reason)
         if changed or decision.outcome == "human":
             reason = "it changed since the agent wrote it" if changed else decision.reason
-            question = Question("approve", diff_of(change, path), "undo", reason)
+            question = Question("approve", diff_of(change, path), "undo", reason, diff=True)
             if not is_yes(self.ask(question) if self.ask else None):
                 raise ToolError(f"left alone ({reason})")
         note = self.workspace.apply(change)
@@ -9739,15 +10085,17 @@ class Agent:
         self.unsaved = False
         self.keep(lambda: self.session.save(sync=sync))
 
-    def keep(self, action: Callable[[], None]) -> None:
-        """Carry out a write of the session's own files."""
+    def keep(
+        self, action: Callable[[], None], trouble: str = "the session can not be saved"
+    ) -> None:
+        """Carry out a write of the session's own files; what fails is reported once."""
         try:
             action()
         except (OSError, SessionError) as error:
-            if not self.save_failed:
-                text = f"the session can not be saved ({error}); going on without"
+            if trouble not in self.lost:
+                text = f"{trouble} ({error}); going on without"
                 self.emit("notice", level="warning", text=text)
-            self.save_failed = True
+            self.lost.add(trouble)
 
     def close(self) -> None:
         """End everything that was started, and let go of the session."""
@@ -9766,7 +10114,16 @@ def path_argument(made: Tool, arguments: Mapping[str, Any]) -> str | None:
     return str(arguments.get("path", "."))
 
 
-def is_yes(answer: str | None) -> bool:
+def entered_folders(command: str) -> list[str]:
+    """The folders that a command goes to; [] for one that is more than plain words."""
+    try:
+        parts = split_command(command)
+    except NotSimple:
+        return []
+    return [words[1] for words in parts if words[0] == "cd" and len(words) > 1]
+
+
+def is_yes(answer: Any) -> bool:
     """Only y and yes are a yes."""
     return isinstance(answer, str) and answer.strip().lower() in ("y", "yes")
 
@@ -9985,6 +10342,51 @@ def drain(stream: Any, wait: float = 0.0) -> str:
 
 
 PASTE_SECONDS = 0.03  # what comes within this time after a line belongs to it
+LONG_COMMAND = (20, 2000)  # lines and characters shown whole
+LONG_DIFF = (200, 20_000)
+# Printable to Python, but seen by nobody: fillers, joiners, variation selectors, an empty pattern.
+UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | frozenset(
+    map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
+)
+
+
+def exact(text: str) -> str:
+    """Text as it is judged by a person: what can not be seen is escaped, long blanks are counted.
+
+    >>> exact("a\u00a0b" + " " * 50 + "c")
+    'a\\u{a0}b[50 blanks]c'
+    """
+
+    def escaped(found: re.Match[str]) -> str:
+        seen = found[0].isprintable() and found[0] not in UNSEEN
+        return found[0] if seen else f"\\u{{{ord(found[0]):x}}}"
+
+    text = re.sub(r"[^\t\n -~]", escaped, text)
+    return re.sub(r"[ \t]{40,}", lambda found: f"[{len(found[0])} blanks]", text)
+
+
+def head_and_tail(text: str, lines: int, chars: int) -> str:
+    """A text of more lines or characters: its two ends and the count of what is left out."""
+    rows = text.rstrip("\n").split("\n")
+    if len(rows) <= lines and len(text) <= chars:
+        return text
+    head = "\n".join(rows[: lines // 2])[: chars // 2]
+    tail = "\n".join(rows[-(lines // 2) :])[-(chars // 2) :]
+    left = len(text.rstrip("\n")) - len(head) - len(tail)
+    return f"{head}\n[... {left} of {len(text)} characters, {len(rows)} lines ...]\n{tail}"
+
+
+def shown_question(question: Question, *, whole: bool = False) -> tuple[str, bool]:
+    """What a person reads before the answer, and whether a part of it is left out."""
+    limits = LONG_DIFF if question.diff else LONG_COMMAND
+    text = question.text if whole else head_and_tail(question.text, *limits)
+    lines = exact(text).rstrip("\n").split("\n")
+    if not question.diff and len(lines) > 1:  # so marked, no line of it passes for one of ours
+        lines = [f"{question.name}:", *(f"  | {line}" for line in lines)]
+    elif not question.diff:
+        lines[0] = f"{question.name}: {lines[0]}"
+    lines += [f"  {exact(note)}" for note in question.notes]
+    return "\n".join(lines), text != question.text
 
 
 class Person:
@@ -9998,21 +10400,75 @@ class Person:
         self.cleared = False  # the last Ctrl-C cleared a line that was not empty
         self.editor: Any = None  # the readline module
 
-    def ask(self, question: Question) -> str | None:
+    def ask(self, question: Question) -> str | Always | None:
         """Show a question and read the answer; None at the end of input."""
-        self.draft += drain(self.stdin)
-        text = question.text
-        if question.name:
-            text = f"{question.name}: {text}" if "\n" not in text.strip() else text.rstrip("\n")
-        reason = f" ({question.reason})" if question.reason else ""
+        try:
+            if question.kind == "approve" and question.name:
+                return self.approve(question)
+            end = "? [y/n] " if question.kind == "approve" else "? "
+            return self.line("", question.text.rstrip("? \n") + end, question.kind)
+        except EOFError:
+            return None
+
+    def approve(self, question: Question) -> str | Always:
+        """The answer to a call that is shown. Raises EOFError."""
+        shown, cut = shown_question(question)
+        rules = () if cut and not question.diff else question.rules
+        must = "yes" if cut and not question.diff else "y"  # of what was not seen whole
+        keys = "/".join([must, "n", *(["a"] if rules else []), *(["d"] if cut else [])])
         verb = "undo" if question.name == "undo" else "run"
-        body = f"{text}\n{verb} this{reason}" if question.name else text.rstrip("? \n")
-        end = "? [y/n] " if question.kind == "approve" else "? "
+        reason = f" ({exact(question.reason)})" if question.reason else ""
+        human = "; --yes does not answer this" if question.human else ""
+        end = f"{verb} this{reason}{human}? [{keys}] "
+        while True:
+            answer = self.line(shown, end)
+            word = answer.strip().lower()
+            if word == "d" and cut:
+                shown, _ = shown_question(question, whole=True)
+            elif word == "y" and must == "yes":
+                shown = "It was not shown whole: type yes, or d to see all of it."
+            elif word == "a" and not rules:
+                shown = "No rule can stand for this: y, n, or say what to do instead."
+            elif word == "a" and (rule := self.choose_rule(question.name, rules)):
+                return Always((rule,))
+            elif word != "a":
+                return answer
+            else:
+                shown = ""
+
+    def choose_rule(self, tool: str, rules: Sequence[str]) -> str:
+        """What "always" stands for: a rule, offered or typed; "" when the person gives up."""
+        kept = next((rule for rule in rules if rule.endswith(" *")), rules[0])
+        rows = [f"  {number}  {exact(rule)}" for number, rule in enumerate(rules, 1)]
+        shown = "\n".join(["Always, until the agent ends:", *rows])
+        end = f"Enter keeps {rules.index(kept) + 1}; or a number, a rule of your own, n: "
+        while True:
+            typed = self.line(shown, end).strip()
+            if not typed:
+                return kept
+            if typed.lower() in ("n", "no"):
+                return ""
+            if typed.isdecimal() and 1 <= int(typed) <= len(rules):
+                return rules[int(typed) - 1]
+            why = unfit_rule(typed)
+            if not why and typed.partition(" ")[0] not in (tool, "*"):
+                why = f"it begins with {tool}, as the ones above do"
+            if not why:
+                return typed
+            shown = f"That can not be kept: {why}"
+
+    def line(self, shown: str, end: str, kind: str = "approve") -> str:
+        """Show a question, read a line that was begun after it. Raises EOFError."""
         self.screen.end_line()
-        self.screen.write(self.screen.err, visible(body) + end)
+        if shown:
+            self.screen.write(self.screen.err, shown + "\n")
+        self.draft += drain(self.stdin)
+        self.screen.write(self.screen.err, visible(end))
         answer = self.read_line()
-        pasted = drain(self.stdin)
-        if pasted and question.kind == "approve":  # more than one line at once is no answer
+        if answer is None:
+            raise EOFError
+        pasted = drain(self.stdin, PASTE_SECONDS)
+        if pasted and kind == "approve":  # more than one line at once is no answer
             self.draft += pasted
             return "no"
         return answer
@@ -10303,14 +10759,14 @@ def build_agent(
     tools: Sequence[Callable[..., Any]] = (),
     *,
     emit: Emit | None = None,
-    ask: Callable[[Question], str | None] | None = None,
+    ask: Ask | None = None,
     session: Session | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Agent:
     """An agent that is ready to run prompts. Raises UsageError, SessionError, ProviderError.
 
-    `emit(kind, **data)` gets every event. `ask` gets a Question and returns what a person typed,
-    None for nobody; without it nobody is there.
+    `emit(kind, **data)` gets every event. `ask` gets a Question and returns what a person typed or
+    Always(rules), None for nobody; without it nobody is there.
     """
     root = workspace_root(settings)
     policy = make_policy(settings, settings.mode)  # refuses what is no rule, and no row
@@ -10593,9 +11049,7 @@ def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settin
     )
 
 
-def allow_tracked(
-    path: Path, ask: Callable[[Question], str | None] | None, environ: Mapping[str, str]
-) -> None:
+def allow_tracked(path: Path, ask: Ask | None, environ: Mapping[str, str]) -> None:
     """A session that came with the repository is somebody else's words. Raises SessionError."""
     if not tracked_by_git(path, environ):
         return
@@ -10609,7 +11063,7 @@ def choose_session(
     flags: argparse.Namespace,
     root: Path,
     screen: Screen,
-    ask: Callable[[Question], str | None] | None,
+    ask: Ask | None,
 ) -> Session | None:
     """The session that the flags name, opened; None for a new one."""
     if flags.resume is None:
@@ -10680,7 +11134,7 @@ def run_once(agent: Agent, prompt: str, screen: Screen, output_format: str) -> i
     screen.end_line()
     if output_format == "text" and result.text and not screen.streams:
         screen.write(sys.stdout, clean(result.text) + "\n")
-    for row in result.denied:
+    for row in {encode([row["name"], row["arguments"]]): row for row in result.denied}.values():
         show_refusal(row, screen)
     if result.exit_code in (1, 53, 75, 77) and result.session_id:
         screen.line(f"agent: to go on: agent --resume {result.session_id}")
@@ -10695,6 +11149,8 @@ def show_refusal(row: Mapping[str, Any], screen: Screen) -> None:
     if row["rule"]:
         flags = [f"--allow {shlex.quote(rule)}" for rule in row["rule"].split("\n")]
         screen.line(f"agent:   permitted by {' '.join(flags)}")
+    elif row["reason"].startswith(NOBODY):
+        screen.line("agent:   no --allow rule can permit it")
 
 
 def run_repl(agent: Agent, person: Person) -> int:

@@ -40,7 +40,7 @@ ESCAPES = re.compile(
     r"\x1b(?:\[[0-9;?<>=]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[()][0-9A-Z]?|[=>78]?)|[\x01\x02\x07]"
 )
 PROMPT = re.compile(r"(?:^|[\r\n])> $")
-QUESTION = re.compile(r"\? \[y/n(?:/a)?\] $")
+QUESTION = re.compile(r"\? \[y(?:es)?/n(?:/a)?(?:/d)?\] $")
 # Popen did setsid; this makes fd 0 the controlling terminal and then becomes the command.
 ADOPT = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
