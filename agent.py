@@ -9866,14 +9866,14 @@ class Agent:
             "outcome": one.told["status"],
             "ms": one.told["ms"],
         }
-        line = encode(clean_all(row)) + "\n"
+        line = json.dumps(row) + "\n"  # in ASCII: whoever reads it is not fooled either
         path = folder.parent / "audit.jsonl"
         self.keep(lambda: append_private(path, line), "the audit can not be written")
 
     def brief(self, value: Any) -> Any:
         """An argument as the audit keeps it: without keys, and not longer than a screen."""
         text = value if isinstance(value, str) else encode(value)
-        masked = clip(self.client.mask(text, least=SECRET_CHARS), AUDIT_CHARS)
+        masked = clip(self.mask(text), AUDIT_CHARS)
         return value if masked == text else masked
 
     # -- the context
@@ -10115,12 +10115,8 @@ def path_argument(made: Tool, arguments: Mapping[str, Any]) -> str | None:
 
 
 def entered_folders(command: str) -> list[str]:
-    """The folders that a command goes to; [] for one that is more than plain words."""
-    try:
-        parts = split_command(command)
-    except NotSimple:
-        return []
-    return [words[1] for words in parts if words[0] == "cd" and len(words) > 1]
+    """The folders that a command goes to, as it names them."""
+    return re.findall(r"""(?:^|[;&|(\n])\s*cd\s+("[^"]*"|'[^']*'|[^\s;&|()]+)""", command)
 
 
 def is_yes(answer: Any) -> bool:
@@ -10342,6 +10338,7 @@ def drain(stream: Any, wait: float = 0.0) -> str:
 
 
 PASTE_SECONDS = 0.03  # what comes within this time after a line belongs to it
+PASTE_MARK = "\x1b\\[20[01]~"  # what a terminal puts around it
 LONG_COMMAND = (20, 2000)  # lines and characters shown whole
 LONG_DIFF = (200, 20_000)
 # Printable to Python, but seen by nobody: fillers, joiners, variation selectors, an empty pattern.
@@ -10370,10 +10367,12 @@ def head_and_tail(text: str, lines: int, chars: int) -> str:
     rows = text.rstrip("\n").split("\n")
     if len(rows) <= lines and len(text) <= chars:
         return text
+    text = "\n".join(rows)
     head = "\n".join(rows[: lines // 2])[: chars // 2]
     tail = "\n".join(rows[-(lines // 2) :])[-(chars // 2) :]
-    left = len(text.rstrip("\n")) - len(head) - len(tail)
-    return f"{head}\n[... {left} of {len(text)} characters, {len(rows)} lines ...]\n{tail}"
+    left = len(text) - len(head) - len(tail)
+    whole = max(0, len(rows) - head.count("\n") - tail.count("\n") - 2)
+    return f"{head}\n[{left} characters are left out here, {whole} whole lines]\n{tail}"
 
 
 def shown_question(question: Question, *, whole: bool = False) -> tuple[str, bool]:
@@ -10392,10 +10391,13 @@ def shown_question(question: Question, *, whole: bool = False) -> tuple[str, boo
 class Person:
     """The one at the keyboard: prompts and answers."""
 
-    def __init__(self, screen: Screen, stdin: Any, history: Path | None = None) -> None:
+    def __init__(
+        self, screen: Screen, stdin: Any, history: Path | None = None, *, marks: bool = False
+    ) -> None:
         self.screen = screen
         self.stdin = stdin
         self.history = history
+        self.marks = marks  # the terminal can mark what is pasted
         self.draft = ""  # typed too early: put into the next prompt
         self.cleared = False  # the last Ctrl-C cleared a line that was not empty
         self.editor: Any = None  # the readline module
@@ -10428,7 +10430,7 @@ class Person:
             elif word == "y" and must == "yes":
                 shown = "It was not shown whole: type yes, or d to see all of it."
             elif word == "a" and not rules:
-                shown = "No rule can stand for this: y, n, or say what to do instead."
+                shown = f"No rule can stand for this: {must}, n, or say what to do instead."
             elif word == "a" and (rule := self.choose_rule(question.name, rules)):
                 return Always((rule,))
             elif word != "a":
@@ -10463,15 +10465,19 @@ class Person:
         if shown:
             self.screen.write(self.screen.err, shown + "\n")
         self.draft += drain(self.stdin)
-        self.screen.write(self.screen.err, visible(end))
-        answer = self.read_line()
+        begin, stop = ("\x1b[?2004h", "\x1b[?2004l") if self.marks else ("", "")
+        self.screen.write(self.screen.err, begin + visible(end))
+        try:
+            answer = self.read_line()
+            pasted = drain(self.stdin, PASTE_SECONDS)
+        finally:
+            self.screen.write(self.screen.err, stop)
         if answer is None:
             raise EOFError
-        pasted = drain(self.stdin, PASTE_SECONDS)
         if pasted and kind == "approve":  # more than one line at once is no answer
-            self.draft += pasted
+            self.draft += re.sub(PASTE_MARK, "", pasted)
             return "no"
-        return answer
+        return re.sub(PASTE_MARK, '"', answer)  # a quoted y is no yes
 
     def read_line(self) -> str | None:
         """One line from the terminal, without readline; None at the end of input."""
@@ -11000,7 +11006,9 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     terminal = sys.stdin.isatty() and sys.stderr.isatty()
     there = terminal and not flags.yes and not flags.print and flags.output_format == "text"
     settings = find_endpoint(settings, screen, search=terminal)
-    person = Person(screen, sys.stdin, None if trouble else root / ".agent" / "history")
+    marks = settings.environ.get("TERM", "dumb") != "dumb"
+    history = None if trouble else root / ".agent" / "history"
+    person = Person(screen, sys.stdin, history, marks=marks)
     emit = screen.emit
     if flags.output_format != "text":
         screen.streams = False

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import alive, until
 
 from agent import (
     Agent,
+    Always,
     Session,
     Settings,
     Transcript,
@@ -145,6 +147,11 @@ def act(text: str = "") -> str:
 def say(*texts: str, name: str = "echo") -> dict[str, Any]:
     """A step that calls a tool once for each text."""
     return {"calls": [{"name": name, "arguments": {"text": text}} for text in texts]}
+
+
+def run_bash(command: str) -> dict[str, Any]:
+    """A step with a command."""
+    return {"call": "bash", "arguments": {"command": command}}
 
 
 def write(path: str, content: str = "x\n") -> dict[str, Any]:
@@ -1220,6 +1227,246 @@ def test_the_notes_of_the_project_stay_after_a_compaction(stage: Callable[..., S
     one.run()
     assert len(compactions(one)) >= 1
     assert "Always use tabs." in one.sent()[0]["content"]
+
+
+# -- hooks
+
+
+def hook(tmp_path: Path, event: str, body: str) -> dict[str, tuple[str, ...]]:
+    """A hook of the user's config: `told` is what it reads, `log` a file beside the workspace."""
+    head = "import json, os, sys, time; told = json.load(sys.stdin)\n"
+    log = tmp_path.parent / f"{tmp_path.name}.log"
+    return {event: (sys.executable, "-c", f"{head}log = {str(log)!r}\n{body}")}
+
+
+def logged(tmp_path: Path) -> str:
+    """What hooks wrote."""
+    path = tmp_path.parent / f"{tmp_path.name}.log"
+    return path.read_text() if path.exists() else ""
+
+
+TELL = "open(log, 'a').write(json.dumps(told) + '\\n')"
+
+
+def test_the_hooks_are_told_of_a_call_of_its_result_and_of_the_end(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    hooks = {
+        name: argv
+        for event in ("before_tool", "after_tool", "on_stop")
+        for name, argv in hook(tmp_path, event, TELL).items()
+    }
+    one = stage([run_bash("echo hi"), "done"], hooks=hooks)
+    one.run()
+    before, after, end = map(json.loads, logged(tmp_path).splitlines())
+    base = {"session_id": one.agent.session.id, "root": str(tmp_path), "mode": "auto"}
+    call = {"tool": "bash", "arguments": {"command": "echo hi"}, "decision": "allow"}
+    assert before == {"event": "before_tool", **base, **call, "reason": before["reason"]}
+    told = {"status": "ok", "content": "hi\n[exit code 0]", "ms": after["ms"]}
+    assert after == {**before, "event": "after_tool", **told}
+    assert end == {"event": "on_stop", **base, "status": "done", "exit_code": 0, "text": "done"}
+
+
+def test_a_hook_that_ends_with_2_blocks_the_call_and_says_why(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    body = "sys.stderr.write('not on a Friday\\n'); sys.exit(2)"
+    one = stage([write("a"), "done"], hooks=hook(tmp_path, "before_tool", body))
+    result = one.run()
+    assert (results(one.sent()), result.status) == (["denied: not on a Friday"], "done")
+    told = one.of("tool_result")[0]
+    assert (told["status"], told["decision"], told["rule"]) == (
+        "denied",
+        "deny",
+        "hook before_tool",
+    )
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "seconds"),
+    [
+        pytest.param(("/nonexistent/hook",), 60, id="no program"),
+        pytest.param(("sh", "-c", "exit 3"), 60, id="another code"),
+        pytest.param(("sh", "-c", "sleep 600 & sleep 600"), 0.1, id="time"),
+        pytest.param(("sh", "-c", "yes"), 60, id="flood"),
+        pytest.param(("sh", "-c", "kill -9 $$"), 60, id="killed"),
+        pytest.param(("echo", '{"arguments": 3}'), 60, id="no object"),
+        pytest.param(lambda event: 1 / 0, 60, id="exception"),
+        pytest.param(lambda event: sys.exit(1), 60, id="exit"),
+        pytest.param(lambda event: {"arguments": object()}, 60, id="no JSON"),
+    ],
+)
+def test_a_hook_that_fails_is_reported_once_and_nothing_else_happens(
+    stage: Callable[..., Stage], argv: Any, seconds: float
+) -> None:
+    config = {} if callable(argv) else {"before_tool": argv}
+    one = stage([run_bash("echo 1"), run_bash("echo 2"), "done"], hooks=config)
+    one.agent.settings = dataclasses.replace(one.agent.settings, hook_seconds=seconds)
+    if callable(argv):
+        one.agent.hooks = {"before_tool": [argv]}
+    result = one.run()
+    assert [text[:1] for text in results(one.sent())] == ["1", "2"]
+    notices = [n["text"] for n in one.of("notice") if n["level"] == "warning"]
+    assert (result.status, len(notices)) == ("done", 1)
+    assert notices[0].startswith("the hook before_tool failed")
+
+
+@pytest.mark.parametrize("python", [False, True])
+@pytest.mark.parametrize(
+    ("command", "mode", "outcome"),
+    [
+        pytest.param("touch b", "auto", "done", id="harmless"),
+        pytest.param("make", "auto", "denied", id="a rule denies it"),
+        pytest.param("touch b", "ask", "asked", id="nobody is there"),
+    ],
+)
+def test_a_call_that_a_hook_changed_is_judged_again(
+    stage: Callable[..., Stage], tmp_path: Path, command: str, mode: str, outcome: str, python: bool
+) -> None:
+    answer = {"arguments": {"cmd": command}}
+    config = hook(tmp_path, "before_tool", f"print(json.dumps({answer!r}))")
+    options = {"mode": mode, "deny": ("bash make",), "hooks": {} if python else config}
+    one = stage([run_bash("pwd"), "done"], **options)
+    if python:
+        one.agent.hooks = {"before_tool": [lambda event: answer]}
+    result = one.run()
+    (text,) = results(one.sent())
+    assert text.startswith("denied: ") == (outcome != "done")
+    assert (tmp_path / "b").exists() == (outcome == "done")
+    assert result.exit_code == (77 if outcome == "asked" else 0)
+
+
+def test_bare_has_no_hooks_and_a_hook_sees_none_of_our_keys(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    body = "open(log, 'a').write(json.dumps(dict(os.environ)) + '\\n')"
+    environ = {"PATH": os.environ["PATH"], "AGENT_API_KEY": "sk-1", "MINE": "kept"}
+    options = {"hooks": hook(tmp_path, "on_stop", body), "environ": environ}
+    stage(["done"], bare=True, **options).run()
+    assert logged(tmp_path) == ""
+    stage(["done"], **options).run()
+    seen = json.loads(logged(tmp_path))
+    assert (seen.get("MINE"), "AGENT_API_KEY" in seen) == ("kept", False)
+
+
+@pytest.mark.parametrize("event", ["before_tool", "after_tool", "on_stop"])
+def test_ctrl_c_in_a_hook_ends_the_turn_and_all_that_the_hook_started(
+    stage: Callable[..., Stage], tmp_path: Path, event: str
+) -> None:
+    log, nap = tmp_path.parent / f"{tmp_path.name}.log", f"7{os.getpid():07}.5"
+    body = f"import subprocess; subprocess.Popen(['setsid', 'sleep', '{nap}'])\n"
+    body += "open(log + '.new', 'w').close(); os.rename(log + '.new', log); time.sleep(600)"
+    one = stage([run_bash("touch a"), "done"], hooks=hook(tmp_path, event, body))
+
+    def interrupt() -> None:
+        until(log.exists)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    result = one.run()
+    thread.join()
+    assert (result.status, result.exit_code) == ("cancelled", 130)
+    until(lambda: not alive(nap) and not alive(str(log)))
+    assert (tmp_path / "a").exists() == (event != "before_tool")
+    assert len(one.of("tool_result")) == 1
+
+
+# -- always, and who decided
+
+
+def test_always_lasts_as_long_as_the_agent_and_is_stored_nowhere(
+    stage: Callable[..., Stage],
+) -> None:
+    asked: list[Any] = []
+    steps = [run_bash(f"touch {name}") for name in "abc"]
+    one = stage(
+        [*steps, "done"], mode="ask", ask=lambda q: asked.append(q) or Always(("bash touch *",))
+    )
+    one.run()
+    assert (len(asked), one.agent.approved) == (1, ["bash touch *"])
+    assert [data["answer"] for data in one.of("approval")] == ["always"]
+    assert "touch *" not in json.dumps({**one.saved(), "messages": []})
+    one.agent.use_session(one.agent.session)
+    assert one.agent.approved == []
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [("bash *",), ("bash python x.py",), ("nonsense",), (), (3,), "bash touch *", None],
+    ids=str,
+)
+def test_a_rule_that_always_may_not_stand_for_is_a_no(
+    stage: Callable[..., Stage], rules: Any
+) -> None:
+    one = stage([run_bash("touch a"), "done"], mode="ask", ask=lambda q: Always(rules))
+    one.run()
+    assert results(one.sent()) == ["denied: the user said no"]
+    assert (one.agent.approved, (one.root / "a").exists()) == ([], False)
+
+
+def test_a_question_shows_what_the_command_does_not(stage: Callable[..., Stage]) -> None:
+    asked: list[Any] = []
+    step = run_bash("cd sub && touch a > Makefile")
+    one = stage([step, "done"], mode="ask", ask=lambda q: asked.append(q) or "n")
+    one.run()
+    folder, writes, network = asked[0].notes
+    assert (folder, "Makefile (runs later)" in writes) == ("in the folder sub", True)
+    assert network.startswith("network yes, sandbox off")
+
+
+def test_each_call_leaves_a_line_that_says_who_decided(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    answers = iter(["y", "not that", Always(("bash touch *",))])
+    calls = [write("a"), run_bash("make"), *[run_bash("touch b")] * 2, run_bash("true deny")]
+    calls += [{"call": "nothing", "arguments": {}}, run_bash("x" * 3000)]
+    one = stage([*calls, "done"], mode="ask", deny=("bash true deny",), ask=lambda q: next(answers))
+    one.agent.hooks = {"before_tool": [lambda e: {"block": "no"} if "xx" in str(e) else None]}
+    one.run()
+    path = tmp_path / ".agent" / "audit.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["tool"], row["decision"], row["by"], row["outcome"]) for row in rows] == [
+        ("write_file", "ask", "person", "ok"),
+        ("bash", "ask", "person", "denied"),
+        ("bash", "ask", "person", "ok"),
+        ("bash", "allow", "rule", "ok"),
+        ("bash", "deny", "rule", "denied"),
+        ("nothing", "deny", "mode", "error"),
+        ("bash", "deny", "hook", "denied"),
+    ]
+    assert rows[3]["rule"] == "bash touch *" and all(row["rule"] for row in rows)
+    assert {row["session"] for row in rows} == {one.agent.session.id}
+    assert len(rows[6]["arguments"]["command"]) <= 2000
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_audit_follows_no_link_and_a_failure_is_one_warning(
+    stage: Callable[..., Stage], tmp_path: Path, scratch: Path
+) -> None:
+    one = stage([run_bash("true"), run_bash("pwd"), "done"])
+    (tmp_path / ".agent" / "audit.jsonl").symlink_to(scratch / "out")
+    one.run()
+    warnings = [n["text"] for n in one.of("notice") if "audit" in n["text"]]
+    assert (len(warnings), (scratch / "out").exists()) == (1, False)
+
+
+def test_without_a_session_there_is_no_audit(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    stage([run_bash("true"), "done"], save_session=False).run()
+    assert list(tmp_path.rglob("audit.jsonl")) == []
+
+
+@pytest.mark.parametrize(
+    "step",
+    [write("a"), write("AGENTS.md"), write("conftest.py"), run_bash("touch 'a b' && touch c")],
+    ids=["write", "human", "runs later", "bash"],
+)
+def test_the_rules_that_are_named_permit_the_call(stage: Callable[..., Stage], step: Any) -> None:
+    first = stage([step, "done"], mode="ask").run()
+    (row,) = first.denied
+    again = stage([step, "done"], mode="ask", allow=tuple(row["rule"].split("\n"))).run()
+    assert (first.exit_code, row["rule"] != "", again.exit_code) == (77, True, 0)
 
 
 # -- events

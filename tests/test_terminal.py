@@ -462,6 +462,95 @@ def test_what_was_typed_before_the_question_does_not_answer_it(terminal, workspa
     assert not (workspace / "a.txt").exists()
 
 
+@pytest.mark.parametrize(
+    "keys, rule",
+    [
+        pytest.param(["a\r", "\r"], "bash touch *", id="Enter"),
+        pytest.param(["a\r", "1\r"], "bash touch a.txt", id="a number"),
+        pytest.param(["a\r", "bash touch ?.txt\r"], "bash touch ?.txt", id="typed"),
+        pytest.param(["a\r", "bash *\r", "9\r", "2\r"], "bash touch *", id="refused"),
+        pytest.param(["a\r", "n\r", "y\r"], "", id="given up"),
+    ],
+)
+def test_a_keeps_a_rule_for_the_session(terminal, workspace, keys, rule):
+    steps = [call("bash", command=f"touch {name}") for name in ("a.txt", "b.txt")]
+    with FlakyServer([*steps, "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "touch")
+        assert screen.question().endswith("[y/n/a] ")
+        for key in keys:
+            screen.send(key)
+            screen.match(re.compile(r"(?:, n: |\[y/n/a\] |PONG)$"))
+        if rule in ("", "bash touch a.txt"):  # the second one is asked again
+            screen.send("n\r")
+            screen.expect("PONG")
+        leave(screen)
+    rows = [json.loads(x) for x in (workspace / ".agent" / "audit.jsonl").read_text().splitlines()]
+    wide = rule not in ("", "bash touch a.txt")
+    assert (rows[0]["by"], rows[1]["rule"]) == ("person", rule if wide else "ask mode")
+    assert [(workspace / name).exists() for name in ("a.txt", "b.txt")] == [True, wide]
+
+
+def test_a_long_command_wants_a_whole_yes(terminal, workspace):
+    with FlakyServer([call("bash", command="true\n" * 500 + "touch a.txt"), "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "touch")
+        shown = screen.question()
+        screen.send("y\r")
+        screen.question()
+        assert not (workspace / "a.txt").exists()
+        screen.send("yes\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert "481 whole lines" in shown and "touch a.txt" in shown and shown.endswith("[yes/n/d] ")
+    assert (workspace / "a.txt").exists()
+
+
+def test_a_long_diff_is_shown_whole_on_d(terminal, workspace):
+    content = "".join(f"line {n}.\n" for n in range(400))
+    with FlakyServer([call("write_file", path="a.txt", content=content), "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "write")
+        cut = screen.question()
+        screen.send("d\r")
+        whole = screen.question()
+        screen.send("n\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert ("+line 200." in cut, "+line 399." in cut, "left out" in cut) == (False, True, True)
+    assert [f"+line {n}." in whole for n in range(400)] == [True] * 400
+
+
+def test_what_can_not_be_seen_is_shown(terminal):
+    command = "echo a\u00a0\u202e\u3164\x1b[2K\r" + " " * 60 + "; touch a.txt"
+    with FlakyServer([call("bash", command=command), "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "write")
+        shown = screen.question()
+        screen.send("n\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert r"echo a\u{a0}\u{202e}\u{3164}\u{1b}[2K\u{d}[60 blanks]; touch a.txt" in shown
+
+
+@pytest.mark.parametrize(
+    "keys",
+    ["y\ry\r", "\x1b[200~y\r\x1b[201~", "\x1b[200~y\x1b[201~\r"],
+    ids=["two lines", "marked line", "marked word"],
+)
+def test_a_paste_is_never_a_yes(terminal, workspace, keys):
+    with FlakyServer([call("bash", command="touch a.txt"), "PONG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "touch")
+        screen.question()
+        screen.send(keys)
+        screen.expect("PONG")
+        screen.process.terminate()
+        screen.wait()
+    assert results(server.requests[1])[0].startswith("denied: ")
+    assert not (workspace / "a.txt").exists()
+
+
 def test_one_shot_on_a_terminal_asks_too(terminal, workspace):
     with FlakyServer([call("bash", command="touch a.txt"), "PONG"]) as server:
         screen = terminal("do it", server=server)
