@@ -19,7 +19,7 @@ Contents (each section uses only those above it; to read it as a story, start at
     5. Workspace     safe_path and the one opener, byte-keeping changes, commands, searching
     6. Tools         @tool, schemas from signatures, argument coercion, the built-in tools
     7. Permissions   rules, shell command splitting, decide()
-    8. Agent         the while-loop: run_turn, step, run_call; compaction, undo
+    8. Agent         the while-loop: run_turn, step, run_call; hooks, audit, compaction, undo
     10. Terminal     events on a screen, the approval prompt, slash commands, the REPL
     11. Main         build_agent(), the demo, main()
 
@@ -8906,7 +8906,7 @@ class Question:
     rules: tuple[str, ...] = ()  # what "always" can stand for, narrowest first
     notes: tuple[str, ...] = ()  # what the text does not show: the folder, files written, network
     diff: bool = False  # the text is one
-    human: bool = False  # `--yes` does not answer it
+    human: bool = False  # no mode and no flag answers it
 
 
 @dataclass(frozen=True)
@@ -9760,7 +9760,7 @@ class Agent:
         subject = self.subject(made, one.arguments)
         return Question(
             "approve",
-            diff_of(plan, self.workspace.relative(plan.path)) if plan else subject,
+            diff_of(plan, shown_name(self.workspace.relative(plan.path))) if plan else subject,
             made.name,
             one.decision.reason,
             one.call.id,
@@ -10420,7 +10420,7 @@ class Person:
         keys = "/".join([must, "n", *(["a"] if rules else []), *(["d"] if cut else [])])
         verb = "undo" if question.name == "undo" else "run"
         reason = f" ({exact(question.reason)})" if question.reason else ""
-        human = "; --yes does not answer this" if question.human else ""
+        human = "; only a human may permit it" if question.human else ""
         end = f"{verb} this{reason}{human}? [{keys}] "
         while True:
             answer = self.line(shown, end)
@@ -10474,7 +10474,9 @@ class Person:
             self.screen.write(self.screen.err, stop)
         if answer is None:
             raise EOFError
-        if pasted and kind == "approve":  # more than one line at once is no answer
+        if kind == "answer":
+            return re.sub(PASTE_MARK, "", f"{answer}\n{pasted}").strip()
+        if pasted:  # more than one line at once is no answer
             self.draft += re.sub(PASTE_MARK, "", pasted)
             return "no"
         return re.sub(PASTE_MARK, '"', answer)  # a quoted y is no yes

@@ -329,6 +329,7 @@ def test_every_config_key_that_is_built_is_taken(loaded):
     assert picked(settings, *names) == ("m", "groq", "http://c/v1", "plan", 9, 0.0)
     rules = picked(settings, "allow", "ask", "deny", "fetch_hosts")
     assert rules == (("bash a",), ("bash b",), ("bash c",), ("example.org",))
+    assert loaded(config='[hooks]\non_stop = ["a", "b"]').hooks == {"on_stop": ("a", "b")}
 
 
 @pytest.mark.parametrize(
@@ -349,6 +350,10 @@ def test_every_config_key_that_is_built_is_taken(loaded):
         pytest.param('provider = "opnai"', "provider", id="unknown provider"),
         pytest.param("context = -1", "context", id="negative number"),
         pytest.param("compact_at = nan", "compact_at", id="no number"),
+        pytest.param("hooks = 3", "hooks", id="no table"),
+        pytest.param('[hooks]\nbefore = ["a"]', "hooks.before", id="unknown event"),
+        pytest.param('[hooks]\non_stop = "a b"', "hooks.on_stop", id="text for an argv"),
+        pytest.param("[hooks]\non_stop = []", "hooks.on_stop", id="empty argv"),
     ],
 )
 def test_an_error_in_the_config_is_a_usage_error_that_names_the_key(loaded, text, key):
