@@ -10431,32 +10431,36 @@ class Person:
                 shown = "It was not shown whole: type yes, or d to see all of it."
             elif word == "a" and not rules:
                 shown = f"No rule can stand for this: {must}, n, or say what to do instead."
-            elif word == "a" and (rule := self.choose_rule(question.name, rules)):
-                return Always((rule,))
+            elif word == "a" and (kept := self.choose_rules(question.name, rules)):
+                return Always(kept)
             elif word != "a":
                 return answer
             else:
                 shown = ""
 
-    def choose_rule(self, tool: str, rules: Sequence[str]) -> str:
-        """What "always" stands for: a rule, offered or typed; "" when the person gives up."""
-        kept = next((rule for rule in rules if rule.endswith(" *")), rules[0])
-        rows = [f"  {number}  {exact(rule)}" for number, rule in enumerate(rules, 1)]
+    def choose_rules(self, tool: str, rules: Sequence[str]) -> tuple[str, ...]:
+        """What "always" stands for: rules, offered or typed; () when the person gives up.
+
+        Of a compound command each part has its own.
+        """
+        kept = tuple(rule for rule in rules if rule.endswith(" *")) or tuple(rules[:1])
+        numbered = {str(number): rule for number, rule in enumerate(rules, 1)}
+        rows = [f"  {number}  {exact(rule)}" for number, rule in numbered.items()]
         shown = "\n".join(["Always, until the agent ends:", *rows])
-        end = f"Enter keeps {rules.index(kept) + 1}; or a number, a rule of your own, n: "
+        default = " ".join(number for number, rule in numbered.items() if rule in kept)
+        end = f"Enter keeps {default}; or numbers, a rule of your own, n: "
         while True:
             typed = self.line(shown, end).strip()
-            if not typed:
-                return kept
+            words = typed.split() or default.split()
             if typed.lower() in ("n", "no"):
-                return ""
-            if typed.isdecimal() and 1 <= int(typed) <= len(rules):
-                return rules[int(typed) - 1]
+                return ()
+            if all(word in numbered for word in words):
+                return tuple(numbered[word] for word in words)
             why = unfit_rule(typed)
-            if not why and typed.partition(" ")[0] not in (tool, "*"):
+            if not why and words[0] not in (tool, "*"):
                 why = f"it begins with {tool}, as the ones above do"
             if not why:
-                return typed
+                return (typed,)
             shown = f"That can not be kept: {why}"
 
     def line(self, shown: str, end: str, kind: str = "approve") -> str:
