@@ -4937,7 +4937,8 @@ class Sandbox:
         if threading.current_thread() is threading.main_thread():  # else it would end with a thread
             words.append("--die-with-parent")
         words += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-        words += ["--ro-bind", "/proc/sys", "/proc/sys"]  # root owns it, whatever it may not do
+        # Without it root could set what the whole machine runs, e.g. for a core dump.
+        words += ["--ro-bind", "/proc/sys", "/proc/sys"]
         for path in sorted(self.blank):
             words += ["--bind", self.folder, path] if path == "/tmp" else ["--tmpfs", path]
         for path, kind in mounts:
