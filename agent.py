@@ -8152,85 +8152,55 @@ GREP_OPTIONS = (
     " files-without-match max-count= only-matching quiet no-messages line-number with-filename"
     " no-filename after-context= before-context= context= text null regexp= fixed-strings"
 )
-# command -> short options, long options, what its operands are. A letter with ":" and a name with
-# "=" take a value, one with "?" only a value that is joined to it; "#" is a number like -5.
+# command -> what its operands are, its short options, its long ones. A letter with ":" and a name
+# with "=" take a value, one with "?" only a value that is joined to it; "#" is a number like -5.
 READERS = {
-    "cd": ("", "", "path"),
-    "pwd": ("LP", "", "none"),
-    "ls": (
-        "1aAbBcCdfFgGhHiklLmnNopqQrRsStuUvxXI:w:T:",
-        "all almost-all directory full-time group-directories-first human-readable inode recursive"
-        " reverse size classify? color? format= sort= time= time-style= ignore= hide=",
-        "path",
-    ),
-    "cat": ("AbeEnstTuv", "number number-nonblank show-all show-ends show-tabs", "path"),
-    "head": ("n:c:qv#", "lines= bytes= quiet verbose", "path"),
-    "tail": ("n:c:qv#", "lines= bytes= quiet verbose", "path"),
-    "nl": ("b:d:f:h:i:l:n:ps:v:w:", "", "path"),
-    "wc": ("clmLw", "bytes chars lines words max-line-length", "path"),
-    "cut": (
-        "b:c:d:f:s",
-        "bytes= characters= delimiter= fields= only-delimited complement output-delimiter=",
-        "path",
-    ),
-    "tr": ("cCdst", "complement delete squeeze-repeats truncate-set1", "word"),
-    "diff": (
-        "abBcdeiNpqrstuwyEU:C:W:",
-        "brief unified? context? recursive side-by-side ignore-case ignore-all-space color? text"
-        " ignore-space-change ignore-blank-lines report-identical-files new-file label=",
-        "path",
-    ),
-    "stat": ("c:fLt", "format= printf= dereference file-system terse", "path"),
-    "file": ("bhikLN", "brief mime mime-type mime-encoding dereference no-dereference", "path"),
-    "sort": (
-        "bdfghiMnrsuVcCk:t:",
-        "reverse numeric-sort unique key= field-separator= human-numeric-sort version-sort"
-        " ignore-case stable general-numeric-sort",
-        "path",
-    ),
-    "uniq": ("cdDiuf:s:w:", "count repeated unique ignore-case skip-fields= skip-chars=", "path"),
-    "echo": ("", "", "any"),
-    "true": ("", "", "any"),
-    "which": ("a", "all", "word"),
-    "grep": (
-        "cEFGPHhiIlLnoqsvwxyZzabrA:B:C:m:e:#",
-        f"{GREP_OPTIONS} extended-regexp basic-regexp perl-regexp recursive include= exclude="
-        " exclude-dir= binary-files=",
-        "pattern",
-    ),
-    "rg": (
-        "niIlcvwxFPsSoUHN0aA:B:C:m:e:g:t:T:r:j:M:.",
-        f"{GREP_OPTIONS} smart-case case-sensitive count-matches no-heading heading no-line-number"
-        " glob= iglob= type= type-not= hidden files multiline pcre2 sort= sortr= stats json"
-        " vimgrep column trim max-columns= max-depth= replace= threads=",
-        "pattern",
-    ),
-    "git status": (
-        "sbuz",
-        "short branch porcelain? long show-stash ignored? untracked-files? column? ahead-behind"
-        " renames no-renames",
-        "git",
-    ),
-    "git diff": ("pubwWRzasU:S:G:M?C?", f"{DIFF_OPTIONS} no-index", "git"),
-    "git log": ("pubwWzaiEFPsU:S:G:M?C?L:n:#", LOG_OPTIONS, "git"),
-    "git show": ("pubwWzasU:S:G:M?C?", LOG_OPTIONS, "git"),
-    "git branch": ("", "show-current", "none"),
-    "git rev-parse": (
-        "",
-        "abbrev-ref? show-toplevel short? verify git-dir is-inside-work-tree show-prefix quiet"
-        " is-bare-repository show-cdup symbolic-full-name absolute-git-dir",
-        "git",
-    ),
-    "git blame": ("L:wM?C?eslft", "porcelain date= abbrev= show-email root", "git"),
-    "git ls-files": (
-        "cdmoiskutz",
-        "cached deleted modified others ignored stage killed unmerged exclude-standard"
-        " error-unmatch full-name directory",
-        "git",
-    ),
+    "cd": "path",
+    "pwd": "none LP",
+    "ls": "path 1aAbBcCdfFgGhHiklLmnNopqQrRsStuUvxXI:w:T: all almost-all directory full-time"
+    " group-directories-first human-readable inode recursive reverse size classify? color? format="
+    " sort= time= time-style= ignore= hide=",
+    "cat": "path AbeEnstTuv number number-nonblank show-all show-ends show-tabs",
+    "head": "path n:c:qv# lines= bytes= quiet verbose",
+    "tail": "path n:c:qv# lines= bytes= quiet verbose",
+    "nl": "path b:d:f:h:i:l:n:ps:v:w:",
+    "wc": "path clmLw bytes chars lines words max-line-length",
+    "cut": "path b:c:d:f:s bytes= characters= delimiter= fields= only-delimited complement"
+    " output-delimiter=",
+    "tr": "word cCdst complement delete squeeze-repeats truncate-set1",
+    "diff": "path abBcdeiNpqrstuwyEU:C:W: brief unified? context? recursive side-by-side text"
+    " ignore-case ignore-all-space ignore-space-change ignore-blank-lines color? new-file label="
+    " report-identical-files",
+    "stat": "path c:fLt format= printf= dereference file-system terse",
+    "file": "path bhikLN brief mime mime-type mime-encoding dereference no-dereference",
+    "sort": "path bdfghiMnrsuVcCk:t: reverse numeric-sort unique key= field-separator= ignore-case"
+    " human-numeric-sort version-sort stable general-numeric-sort",
+    "uniq": "path cdDiuf:s:w: count repeated unique ignore-case skip-fields= skip-chars=",
+    "echo": "any",
+    "true": "any",
+    "which": "word a all",
+    "grep": "pattern cEFGPHhiIlLnoqsvwxyZzabrA:B:C:m:e:# extended-regexp basic-regexp recursive"
+    f" perl-regexp include= exclude= exclude-dir= binary-files= {GREP_OPTIONS}",
+    "rg": "pattern niIlcvwxFPsSoUHN0aA:B:C:m:e:g:t:T:r:j:M:. smart-case case-sensitive"
+    " count-matches no-heading heading no-line-number glob= iglob= type= type-not= hidden files"
+    " multiline pcre2 sort= sortr= stats json vimgrep column trim max-columns= max-depth= replace="
+    " threads="
+    f" {GREP_OPTIONS}",
+    "git status": "git sbuz short branch porcelain? long show-stash ignored? untracked-files?"
+    " column? ahead-behind renames no-renames",
+    "git diff": f"git pubwWRzasU:S:G:M?C? no-index {DIFF_OPTIONS}",
+    "git log": f"git pubwWzaiEFPsU:S:G:M?C?L:n:# {LOG_OPTIONS}",
+    "git show": f"git pubwWzasU:S:G:M?C? {LOG_OPTIONS}",
+    "git branch": "none - show-current",
+    "git rev-parse": "git - abbrev-ref? show-toplevel short? verify git-dir is-inside-work-tree"
+    " show-prefix quiet is-bare-repository show-cdup symbolic-full-name absolute-git-dir",
+    "git blame": "git L:wM?C?eslft porcelain date= abbrev= show-email root",
+    "git ls-files": "git cdmoiskutz cached deleted modified others ignored stage killed unmerged"
+    " exclude-standard error-unmatch full-name directory",
 }
 FIND_PRIMARIES = {"-name": 1, "-iname": 1, "-path": 1, "-type": 1, "-maxdepth": 1}
 FIND_PRIMARIES |= {"-not": 0, "-o": 0, "-print": 0}
+HIDDEN = re.compile(r"(?:^|/)\.[^./]")
 GIT_FORMAT = re.compile(r"oneline|short|medium|full|fuller|reference|email|raw|t?format:.*|.*%.*")
 
 
@@ -8262,10 +8232,10 @@ def reads_of(words: Sequence[str]) -> Reads:
     name = " ".join(words[:taken])
     if name not in READERS:
         return Reads(f"{name} is not known to only read")
-    short, long, kind = READERS[name]
+    kind, short, *long = [*READERS[name].split(), ""]
     if kind == "any":
         return Reads()
-    parsed = parse_options(words[taken:], short, long.split())
+    parsed = parse_options(words[taken:], short, long)
     if isinstance(parsed, str):
         return Reads(f"{name} with {parsed} is not known to only read")
     return reads_with(name, kind, *parsed)
@@ -8310,7 +8280,7 @@ def short_options(word: str, known: str, left: list[str]) -> list[tuple[str, str
         kind = known[at + 1 : at + 2]
         if at < 0 or letter in ":?#":
             return []
-        value = word if kind in (":", "?") and kind else ""
+        value = word if kind in (":", "?") else ""
         word = "" if value else word
         if kind == ":" and not value:
             value = left.pop(0) if left else ""
@@ -8331,9 +8301,7 @@ def reads_with(
     if kind in ("none", "word"):
         return Reads()
     if kind == "path":
-        return Reads(
-            paths=tuple(operands), deep=name == "diff" and bool(given & {"r", "recursive"})
-        )
+        return Reads(paths=tuple(operands), deep=name == "diff")  # of two folders, what is in them
     if not given & {"e", "regexp", "files"}:
         operands = operands[1:]
     deep = name == "rg" or bool(given & {"r", "recursive"})
@@ -8341,7 +8309,7 @@ def reads_with(
     return Reads(
         paths=tuple(operands) or ((".",) if deep else ()),
         deep=deep and "files" not in given,
-        hidden=name == "grep" or bool(given & {".", "hidden"}),
+        hidden=name == "grep" or bool(given & {".", "hidden"}) or any(map(HIDDEN.search, operands)),
         only=tuple(glob for glob in only if not glob.startswith("!")),
         never=(*values.get("exclude", ()), *(glob[1:] for glob in only if glob.startswith("!"))),
     )
@@ -8358,7 +8326,7 @@ def git_reads(name: str, values: Mapping[str, Sequence[str]], operands: Iterable
         if colon and not rev and re.match(r"[(/!^]", path):
             return Reads(f"{word} may be any path")
         paths.append((path if rev else re.sub(r"^[0-3]:", "", path)) if colon else word)
-    return Reads(paths=tuple(path for path in paths if path))
+    return Reads(paths=tuple(path for path in paths if path), deep="no-index" in values)
 
 
 def find_reads(words: Sequence[str]) -> Reads:
@@ -8402,7 +8370,7 @@ def meets(reads: Reads, name: str) -> bool:
         return False
     if reads.only:
         return any(fnmatch.fnmatchcase(last, glob.rpartition("/")[2]) for glob in reads.only)
-    return reads.hidden or not re.search(r"(?:^|/)\.[^./]", name)
+    return reads.hidden or not HIDDEN.search(name)
 
 
 def judge_read(policy: Policy, path: str, base: str, *, globs: bool) -> Decision:
@@ -8511,8 +8479,9 @@ def judge_part(
     found = [*against_text(policy, part, exact=exact)]
     found += against_paths(policy, part, reads, exact=exact)
     reading = judge_reads(policy, part, reads, moved=moved)
-    if reading.outcome == "deny" and not exact:
-        found.append(reading)
+    lifted = exact and reading.rule == "built-in secrets"
+    if reading.outcome == "deny" or (reading.outcome == "ask" and reading.rule):
+        found += [] if lifted else [reading]
     if part.depth:
         return strictest(found) if found else None
     if reading.outcome == "allow" and not odd:

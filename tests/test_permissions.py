@@ -20,9 +20,12 @@ from agent import (
     Policy,
     Settings,
     UsageError,
+    Workspace,
     build_agent,
     decide,
+    explain,
     make_policy,
+    offered_rules,
     parse_rule,
     path_match,
     permitting_rules,
@@ -484,7 +487,8 @@ def test_a_denied_command_is_denied_wherever_it_stands(command: str) -> None:
         ("pytest", "pytest -q", "ask"),
         ("pytest *", "PYTEST", "ask"),
         ("pytest *", "xpytest", "ask"),
-        ("pytest *", "cd x && pytest", "ask"),
+        ("pytest *", "cd x && pytest", "allow"),
+        ("pytest *", "cd .. && pytest", "ask"),
         ("pytest *", "pytest && pytest -q", "allow"),
         ("pytest *", "pytest && ls", "allow"),
         ("pytest *", "pytest && make", "ask"),
@@ -556,7 +560,7 @@ def test_a_denied_command_is_denied_inside_what_is_more_than_plain_words(
         "if true; then rmdir x; fi",
         "X=1 make",
         "X=rm make x",
-        "sudo make rm",
+        "nice make rm",
         "echo $(git rm x)",
         "cat rm > x",
         "cat x > rm",
@@ -567,6 +571,104 @@ def test_a_denied_command_is_denied_inside_what_is_more_than_plain_words(
 def test_a_command_that_only_looks_like_a_denied_one_is_none(command: str) -> None:
     assert judge("bash", command, "auto", deny=("bash rm *",)) == "allow"
     assert judge("bash", command, "auto") == "allow"
+
+
+# -- commands in a real folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    """A project with a secret, a link to it and a folder."""
+    root = tmp_path_factory.mktemp("project")
+    (root / "src").mkdir()
+    for name in ("a.txt", "src/a.py", ".env", ".env.example"):
+        (root / name).write_text("x")
+    (root / "notes").symlink_to(".env")
+    yield Workspace(root, {"HOME": str(root.parent / "home"), "PATH": os.environ["PATH"]})
+
+
+def there(place: Workspace, command: str, mode: str = "ask", **rules: Any) -> str:
+    """The outcome of a command in a folder."""
+    state = {k: rules.pop(k) for k in ("approved", "changed", "sandboxed") if k in rules}
+    policy = make_policy(Settings(environ={}, **rules), mode, place, **state)
+    return decide(policy, "bash", "run", command).outcome
+
+
+@pytest.mark.parametrize(
+    ("command", "ask", "auto"),
+    [
+        ("cd src && cat a.py", "allow", "allow"),
+        ("cd src | cat ../../x", "ask", "allow"),
+        ("ls; cd src & cat a.py", "ask", "allow"),
+        ("cd .. && ls", "ask", "allow"),
+        ("cd src && git status", "ask", "allow"),
+        ("grep -rn --include='*.py' x .", "allow", "allow"),
+        ("grep -rn x .", "ask", "allow"),
+        ("rg x", "allow", "allow"),
+        ("rg --hidden x", "ask", "allow"),
+        ("cat notes", "deny", "deny"),
+        ("git show HEAD:.env", "deny", "deny"),
+        ("python -c \"open('.env')\"", "deny", "deny"),
+        ("cat .e*", "deny", "deny"),
+        ("git commit -m 'hide .env: done'", "ask", "allow"),
+        ("echo .env >> .gitignore", "ask", "allow"),
+        ("rm -rf src/..", "deny", "deny"),
+        ("rm -rf src/*", "ask", "allow"),
+        ("git checkout a.txt", "human", "human"),
+        ("git checkout main", "ask", "allow"),
+        ("echo x > ../y", "deny", "deny"),
+    ],
+)
+def test_a_command_is_judged_by_what_it_touches(
+    place: Workspace, command: str, ask: str, auto: str
+) -> None:
+    assert [there(place, command, mode) for mode in ("ask", "auto")] == [ask, auto]
+
+
+@pytest.mark.parametrize(
+    ("command", "rules", "expected"),
+    [
+        ("cat .env", {"allow": ("read_file .env",)}, "allow"),
+        ("cat .env", {"allow": ("bash cat .env",)}, "allow"),
+        ("cat .env", {"allow": ("bash cat *", "read_file *", "read_file notes")}, "deny"),
+        ("cat .env", {"allow": ("bash cat .env",), "deny": ("read_file .env",)}, "deny"),
+        ("git push", {"allow": ("bash git push",)}, "allow"),
+        ("git push -f", {"allow": ("bash git push *",)}, "human"),
+        ("git push", {"approved": ("bash git push",)}, "human"),
+        ("git push", {"lift": ("git-push",)}, "ask"),
+        ("pytest -q", {"approved": ("bash pytest *",)}, "allow"),
+        ("pytest -q", {"allow": ("bash pytest *",), "changed": True}, "ask"),
+        ("pytest", {"allow": ("bash pytest *",), "changed": True, "sandboxed": True}, "allow"),
+    ],
+)
+def test_a_rule_lifts_what_it_names(
+    place: Workspace, command: str, rules: dict[str, Any], expected: str
+) -> None:
+    assert there(place, command, **rules) == expected
+
+
+def test_always_is_offered_from_the_narrowest_rule_on_and_not_for_what_runs_anything() -> None:
+    offers = [offered_rules(policy_of(), "bash", c) for c in ("pytest -q", "git commit -m x")]
+    assert offers[0] == ["bash pytest -q", "bash pytest *"]
+    assert offers[1] == ["bash git commit -m x", "bash git commit *"]
+    never = ("python x.py", "bash x", "env pytest", "npm exec x", "git -C x commit", "git push")
+    assert [offered_rules(policy_of(), "bash", command) for command in never] == [[]] * 6
+
+
+def test_a_command_is_explained_part_by_part_with_what_would_change_it() -> None:
+    assert explain(policy_of(), "ls; git push") == [
+        "allow: ls",
+        "    ls only reads",
+        "human: git push",
+        "    it publishes commits (built-in git-push)",
+        "    --allow 'bash git push' would change it",
+        "decision: human (it publishes commits)",
+    ]
+
+
+def test_an_unknown_name_in_lift_is_refused() -> None:
+    with pytest.raises(UsageError, match="git-push"):
+        policy_of(lift=("git push",))
 
 
 # -- paths
