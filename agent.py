@@ -8559,7 +8559,7 @@ def against_paths(policy: Policy, part: Part, reads: Reads, *, exact: bool) -> I
         yield from against_secret(policy, piece, part.base, exact=exact)
         named_only = head in READERS or head in LOOKERS or head in WRITERS
         for name in names_of(policy, piece, part.base) if not named_only else ():
-            found = protected(name)
+            found = None if is_outside(name) else protected(name)  # it need not be written
             lifted = exact or names_path(policy, "write_file", name)
             if found and not (lifted and found.outcome == "human"):
                 yield found

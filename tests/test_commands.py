@@ -83,7 +83,13 @@ def play(alarm, tmp_path, workspace):
 
     def run(*steps, emit=None, environ=None, turns=1, **fields) -> list[str]:
         script = [bash(step) if isinstance(step, str) else step for step in steps]
-        settings = {"model": "m", "api_key": "k", "mode": "auto", "workspace": str(workspace)}
+        settings = {
+            "model": "m",
+            "api_key": "k",
+            "mode": "auto",
+            "sandbox": "off",
+            "workspace": str(workspace),
+        }
         settings |= {"environ": ENVIRON | (environ or {})} | fields
         with FlakyServer([*script, "done"]) as server:
             agent = build_agent(Settings(base_url=server.url, **settings), emit=emit)
@@ -118,7 +124,13 @@ def shell_agent(tmp_path_factory) -> Iterator:
 
     root = str(tmp_path_factory.mktemp("shell"))
     with FlakyServer([obey] * 1000) as server:
-        settings = {"model": "m", "api_key": "k", "mode": "auto", "environ": ENVIRON}
+        settings = {
+            "model": "m",
+            "api_key": "k",
+            "mode": "auto",
+            "sandbox": "off",
+            "environ": ENVIRON,
+        }
         agent = build_agent(Settings(base_url=server.url, workspace=root, **settings), emit=emit)
         yield agent, server, live
         agent.close()
@@ -152,7 +164,7 @@ def answer(screen, text: str) -> str:
 
 def with_jobs(terminal, server):
     """An agent on a terminal whose model has started jobs."""
-    screen = terminal("--mode", "auto", server=server)
+    screen = terminal("--mode", "auto", "--sandbox", "off", server=server)
     screen.prompt()
     assert "PONG" in answer(screen, "go")
     return screen
@@ -280,7 +292,7 @@ def test_a_command_that_kills_around_itself_kills_neither_the_agent_nor_the_next
         steps += [bash(f"kill -{name} 0; sleep 1; echo alive"), bash(f"echo on {name} 1")]
         steps += [bash(f"kill -{name} $PPID; sleep 0.1"), bash(f"echo on {name} 2")]
     with FlakyServer([*steps, "ok"]) as server:
-        done = run_agent("--yes", "go", server=server)
+        done = run_agent("--yes", "--sandbox", "off", "go", server=server)
     texts = results(server.requests[-1])
     assert (done.returncode, done.stdout) == (0, "ok\n")
     assert texts[1::2] == [f"on {name} {n}\n[exit code 0]" for name in names for n in (1, 2)]
@@ -291,7 +303,7 @@ def test_a_command_that_kills_around_itself_kills_neither_the_agent_nor_the_next
 def test_a_command_that_stops_its_host_holds_nobody_up(run_agent):
     script = [bash(f"kill -STOP $PPID; {SLEEP}", timeout=1), bash("echo on"), "ok"]
     with FlakyServer(script) as server:
-        done = run_agent("--yes", "go", server=server, timeout=40)
+        done = run_agent("--yes", "--sandbox", "off", "go", server=server, timeout=40)
     first, second = results(server.requests[-1])
     assert (done.returncode, done.stdout) == (0, "ok\n")
     assert ("exit code" in first, second) == (False, "on\n[exit code 0]")
@@ -459,7 +471,7 @@ def test_git_does_not_ask_for_a_password(play):
 def test_a_command_does_not_reach_the_terminal_of_the_agent(terminal):
     steal = "(echo leak$((40+2)) >/dev/tty) || echo no-terminal; (read x </dev/tty) || true"
     with FlakyServer([bash(steal), "PONG"]) as server:
-        screen = terminal("--mode", "auto", server=server)
+        screen = terminal("--mode", "auto", "--sandbox", "off", server=server)
         screen.prompt()
         assert "PONG" in answer(screen, "go")
         leave(screen)
@@ -510,7 +522,7 @@ def test_every_byte_may_be_printed(play, workspace):
 def test_output_arrives_while_the_command_runs(start_agent, workspace):
     command = "echo one; until test -e go; do sleep 0.02; done; echo two"
     with FlakyServer([bash(command, timeout=60), "ok"]) as server:
-        agent = start_agent("--json", "--yes", "go", server=server)
+        agent = start_agent("--json", "--yes", "--sandbox", "off", "go", server=server)
         events = [json.loads(agent.stdout.readline())]
         while events[-1]["type"] != "tool_output":
             events.append(json.loads(agent.stdout.readline()))
@@ -632,7 +644,7 @@ def test_memory_stays_flat_whatever_a_flood_consists_of(start_agent, floods, end
 
     steps = [bash("echo $PPID"), measure(floods[0]), *floods[1:], measure("ok")]
     with FlakyServer(steps) as server:
-        started.append(start_agent("--yes", "go", server=server))
+        started.append(start_agent("--yes", "--sandbox", "off", "go", server=server))
         started[0].communicate(timeout=100)
     texts = results(server.requests[-1])[1:]
     assert [ends in last_line(text) for text in texts] == [True] * len(floods)
@@ -931,7 +943,7 @@ def test_every_job_ends_with_the_agent(start_agent, number):
         return {"text": "done", "hold": "before"} if number else {"text": "done"}
 
     with FlakyServer([bash(JOBS), wait]) as server:
-        agent = start_agent("--yes", "go", server=server)
+        agent = start_agent("--yes", "--sandbox", "off", "go", server=server)
         if number:
             until(server.holding.is_set)
             agent.send_signal(number)
@@ -1017,7 +1029,7 @@ def test_commands_see_no_key_but_those_that_the_user_keeps(run_agent, home, conf
     env = dict.fromkeys(["OPENAI_API_KEY", "GROQ_API_KEY", "MY_TOKEN"], SECRET)
     env["MY_WORD"] = "x" * 19
     with FlakyServer([bash(LENGTHS), bash('env; test -z "$GROQ_API_KEY"'), "ok"]) as server:
-        run_agent("--yes", "go", server=server, env=env)
+        run_agent("--yes", "--sandbox", "off", "go", server=server, env=env)
     lengths, text = results(server.requests[-1])
     kept = config != ""
     assert (lengths, "GROQ_API_KEY=" in text) == (f"{expected}\n[exit code 0]", kept)
@@ -1028,7 +1040,7 @@ def test_a_key_beside_the_config_is_not_in_the_environment_either(run_agent, hom
     configure(home, "")
     (home / ".config" / "agent" / "env").write_text(f"OPENAI_API_KEY={SECRET}\n")
     with FlakyServer([bash(LENGTHS), "ok"]) as server:
-        run_agent("--yes", "go", server=server)
+        run_agent("--yes", "--sandbox", "off", "go", server=server)
     assert results(server.requests[-1]) == ["0 0 0 0 0\n[exit code 0]"]
 
 
