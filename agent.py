@@ -7623,22 +7623,27 @@ QUOTED = {ord(char): 0xE000 + ord(char) for char in "{},*?[]~$ \t\n"}
 UNQUOTED = {value: key for key, value in QUOTED.items()}
 PIECE = re.compile(
     r"""(?P<join>\\\n)|\\(?P<escaped>.)|'(?P<single>[^']*)'?|\$'(?P<ansi>(?:[^'\\]|\\.)*)'?
-    |(?P<double>\$?")|(?P<inner>[$<>]\(|`)|\$\{(?P<braced>[^}]*)\}?|\$(?P<variable>\w+|[@*\#?$!-])
+    |(?P<double>\$?")|(?P<inner>[$<>]\(|`)|\$\{(?P<braced>[^}]{0,400})\}?|\$(?P<variable>\w+|[@*\#?$!-])
     |(?P<redirection>(?:\d+(?=[<>])|&(?=>))?(?:<<<|<<-|<<|<>|<&|<|>>|>\||>&|>))
     |(?P<separator>&&|\|\||\|&|;;?&?|[|&;\n()])|(?P<blank>[ \t\r]+)
     |(?P<plain>[A-Za-z_./,:=+@%^-]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
 IN_DOUBLE = re.compile(
-    r"""(?P<join>\\\n)|\\(?P<escaped>[$`"\\])|(?P<inner>\$\(|`)|\$\{(?P<braced>[^}]*)\}?
+    r"""(?P<join>\\\n)|\\(?P<escaped>[$`"\\])|(?P<inner>\$\(|`)|\$\{(?P<braced>[^}]{0,400})\}?
     |\$(?P<variable>\w+|[@*\#?$!-])|(?P<single>[^"$`\\]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
 CLOSERS = frozenset("} done fi esac ]]".split())
 OPENERS = frozenset("if then else elif while until do ! { coproc".split())
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
-MOST_DEPTH = 8  # of commands inside commands
+MOST_DEPTH = 8  # of commands inside commands, and as many wrappers around one
 SCANNED_CHARS = 200_000
+SCANNED_PARTS = 1000
+
+
+class TooMuch(Exception):
+    """A command that is too long or too deep to be read."""
 
 
 @dataclass(eq=False)
@@ -7713,8 +7718,10 @@ class Reading:
 
     def _within(self, text: str, part: Part, *, inside: bool = False) -> list[Part]:
         """The parts of a text that runs inside a part."""
-        if not text or part.depth == MOST_DEPTH:
+        if not text:
             return []
+        if part.depth == MOST_DEPTH:
+            raise TooMuch
         inner = Part(part.base, part.depth + 1, within=part)
         return Reading(text, self.parts, self.known, part=inner, inside=inside).run()
 
@@ -7816,6 +7823,8 @@ class Reading:
         waits = any(one is part for one, *_ in self.documents)
         if part.writes or part.reads or part.fed or waits or (words and words[0] not in CLOSERS):
             self.parts.append(part)
+            if len(self.parts) > SCANNED_PARTS:
+                raise TooMuch
             self.own.append(part)
             self.last = part
             part.into = part.within if self.inside else None
@@ -7872,12 +7881,16 @@ class Reading:
 def scan(command: str, home: str = "") -> list[Part]:
     """The parts of a command as it would run: quotes gone, `~` and known variables put in.
 
+    Raises TooMuch.
+
     >>> [part.words for part in scan("X=1 r'm' -rf $HOME; bash -c 'touch a'", "/home/me")]
     [['X=1', 'rm', '-rf', '/home/me'], ['bash', '-c', 'touch a'], ['touch', 'a']]
     """
     parts: list[Part] = []
     known = {"HOME": home or "/home/user", "PWD": ".", "IFS": " "}
-    Reading(command[:SCANNED_CHARS], parts, known, part=Part(""), inside=False).run()
+    if len(command) > SCANNED_CHARS:
+        raise TooMuch
+    Reading(command, parts, known, part=Part(""), inside=False).run()
     return parts
 
 
@@ -7943,8 +7956,10 @@ FILTERS = re.compile(
 )
 
 
-def peel(words: Sequence[str]) -> Iterator[list[str]]:
+def peel(words: Sequence[str], depth: int = 0) -> Iterator[list[str]]:
     """A command, and each one that it runs, the wrappers taken off one by one."""
+    if depth > MOST_DEPTH:
+        raise TooMuch
     words = list(words)
     while words and (words[0] in OPENERS or ASSIGNMENT.match(words[0])):
         del words[0]
@@ -7953,7 +7968,7 @@ def peel(words: Sequence[str]) -> Iterator[list[str]]:
     head, rest = os.path.basename(words[0]), words[1:]
     yield [head, *rest]
     if head == "find":
-        yield from found_commands(rest)
+        yield from found_commands(rest, depth)
     elif head in WRAPPERS:
         unsure = False
         while rest and (rest[0][:1] in ("-", "") or re.fullmatch(r"[\d.]+[smhd]?", rest[0])):
@@ -7961,18 +7976,19 @@ def peel(words: Sequence[str]) -> Iterator[list[str]]:
             unsure = option.startswith("--") and "=" not in option and option != "--"
             if re.fullmatch(r"-\w", option) and option[1] in WRAPPERS[head]:
                 del rest[:1]
-        yield from peel(rest)
+        yield from peel(rest, depth + 1)
         if unsure or head in ("chroot", "flock", "taskset"):  # a word may belong to the option
-            yield from peel(rest[1:])
+            yield from peel(rest[1:], depth + 1)
 
 
-def found_commands(words: list[str]) -> Iterator[list[str]]:
+def found_commands(words: list[str], depth: int) -> Iterator[list[str]]:
     """The commands behind `find .. -exec`; all that it finds is its start, without a filter."""
     start = words[0] if words and not words[0].startswith("-") else "."
     everything = not any(map(FILTERS.fullmatch, words))
     for at, word in enumerate(words):
         if word in ("-exec", "-execdir", "-ok", "-okdir"):
-            yield from peel([start if w == "{}" and everything else w for w in words[at + 1 :]])
+            rest = [start if w == "{}" and everything else w for w in words[at + 1 :]]
+            yield from peel(rest, depth + 1)
         elif word == "-delete" and everything:
             yield ["rm", "-r", start]
 
@@ -8059,7 +8075,8 @@ DANGERS = (
 )
 DOWNLOADERS = frozenset("curl wget fetch aria2c http https xh lynx".split())
 FORK_BOMB = re.compile(
-    r"([^\s(){};|&'\"]+)\s*(?:\(\s*\))?\s*\{(?:[^}]*[\s;|&])?\1\s*\|\s*\1(?![\w.-])"
+    r"(?<![^\s;&|'\"])([^\s(){};|&'\"]{1,60})\s*(?:\(\s*\))?\s*\{(?:[^}]*[\s;|&])?"
+    r"\1\s*\|\s*\1(?![\w.-])"
 )
 GIT_VALUED = frozenset(
     "-C -c --git-dir --work-tree --namespace --config-env --super-prefix".split()
@@ -8438,17 +8455,20 @@ def decide_command(policy: Policy, command: str, *, network: bool = False) -> De
 
 def judge_parts(policy: Policy, command: str) -> list[tuple[Part, Decision]]:
     """The parts of a command and what is decided on each."""
-    parts = scan(command, policy.place.home if policy.place is not None else "")
+    found = [(Part("", words=[command]), one) for one in judge_whole(policy, command)]
     odd, simple = "", []
     try:
+        parts = scan(command, policy.place.home if policy.place is not None else "")
         simple = split_parts(command)
         tops = [part.words for part in parts if not part.depth and part.words]
         if [words for _, words in simple] != tops:
             odd = "it can be read in two ways"
     except NotSimple as error:
         odd = str(error)
+    except TooMuch:
+        human = Decision("human", "it is too long or too deep to be judged")
+        return [*found, (Part("", words=[command]), strictest([human, by_mode(policy, "run")]))]
     unsure = not cd_is_certain(simple)
-    found = [(Part("", words=[command]), one) for one in judge_whole(policy, command)]
     moved = False
     for part in parts:
         decision = judge_part(policy, part, odd, moved=moved, unsure=unsure)
@@ -8464,8 +8484,6 @@ def judge_whole(policy: Policy, command: str) -> Iterator[Decision]:
         yield denied
     if FORK_BOMB.search(command) and "fork-bomb" not in policy.lift:
         yield Decision("deny", "it starts itself without end", "built-in fork-bomb")
-    if len(command) > SCANNED_CHARS:
-        yield Decision("human", "it is too long to be judged")
 
 
 def judge_part(
@@ -8637,7 +8655,11 @@ def targets(view: Sequence[str]) -> list[str]:
 def write_targets(command: str, home: str = "") -> list[str]:
     """The files that a command writes, as far as its text tells."""
     found = []
-    for part in scan(command, home):
+    try:
+        parts = scan(command, home)
+    except TooMuch:
+        parts = []
+    for part in parts:
         named = [*part.writes, *(path for view in part.views for path in targets(view))]
         found += [
             os.path.normpath(os.path.join(part.base, path))

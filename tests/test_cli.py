@@ -617,9 +617,13 @@ def test_a_tree_of_1200_folders_in_one_another_is_listed_and_searched(run_agent,
     assert (done.returncode, done.stdout, results(server.requests[2])) == (0, "ok\n", found)
 
 
+# What no rule sees through: `rm -rf` of the workspace or of its state is denied.
+REMOVE = "python3 -c 'import shutil, sys; shutil.rmtree(sys.argv[1])'"
+
+
 def test_a_workspace_that_a_command_removed_is_an_error_for_the_model(run_agent, workspace):
     script = [
-        call("bash", command='rm -rf "$PWD"; echo gone'),
+        call("bash", command=f"{REMOVE} {workspace}; echo gone"),
         batch(call("write_file", path="a.txt", content="x"), call("read_file", path="a.txt")),
         call("bash", command="echo on"),
         "ok",
@@ -1103,7 +1107,7 @@ def test_a_damaged_history_is_healed_before_it_is_sent(run_agent, workspace):
 
 def test_a_state_folder_that_a_command_removed_is_made_again(run_agent, workspace):
     script = [
-        call("bash", command="rm -rf .agent; echo gone"),
+        call("bash", command=f"cd .ag*; {REMOVE} $PWD; echo gone"),
         call("bash", command="seq 1 9000; echo on"),
         "first",
         "second",
