@@ -1215,6 +1215,8 @@ def append_private(path: Path, text: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o600)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "no regular file")
         data = text.encode("utf-8", "replace")
         if os.write(descriptor, data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -4001,7 +4003,8 @@ QUIET = {  # whatever would wait for a person fails or passes through at once
 
 # What looks like a credential: a variable by its name, or by what it holds.
 CREDENTIAL_NAME = re.compile(
-    r"(?:KEY|TOKEN|PASSWORD|PASSWD|PASSPHRASE|_PASS|_PWD|_PAT)$|SECRET|CREDENTIAL"
+    r"(?:(?<![A-Z])(?:API|AUTH|ACCESS|SECRET|PRIVATE|SIGNING)?KEY|TOKEN|PASSWORD|PASSWD|PASSPHRASE"
+    r"|_PASS|_PWD|_PAT)$|SECRET|CREDENTIAL"
     r"|^AWS_(?:ACCESS|SESSION|SECURITY)_",
     re.IGNORECASE,
 )
@@ -4992,7 +4995,9 @@ def remove_folder(path: str) -> None:
 
 
 # Names that may be protected: to ask about each of a tree's files takes too long.
-MARKED_NAME = re.compile(r"(?is)\..*|id_.*|(agents|claude)\.md|.*\.(pem|key)")
+MARKED_NAME = re.compile(
+    r"(?is)\..*|id_.*|(agents|agents\.override|claude)\.md|workflows|.*\.(pem|key|p8|asc)"
+)
 KEPT_IN_GIT = re.compile(
     r"(?is)hooks|hooks/.+(?<!\.sample)|modules|commondir|config.*|info/attributes"
     r"|worktrees/[^/]+/(commondir|config\.worktree)"
@@ -7623,8 +7628,8 @@ QUOTED = {ord(char): 0xE000 + ord(char) for char in "{},*?[]~$ \t\n"}
 UNQUOTED = {value: key for key, value in QUOTED.items()}
 PIECE = re.compile(
     r"""(?P<join>\\\n)|\\(?P<escaped>.)|'(?P<single>[^']*)'?|\$'(?P<ansi>(?:[^'\\]|\\.)*)'?
-    |(?P<double>\$?")|(?P<inner>[$<>]\(|`)|\$\{(?P<braced>[^}]{0,400})\}?|\$(?P<variable>\w+|[@*\#?$!-])
-    |(?P<redirection>(?:\d+(?=[<>])|&(?=>))?(?:<<<|<<-|<<|<>|<&|<|>>|>\||>&|>))
+    |(?P<double>\$?")|(?P<inner>[$<>]\(|`)|\$\{(?P<braced>[^}]{0,400})\}?
+    |\$(?P<variable>\w+|[@*\#?$!-])|(?P<redirection>(?:\d+(?=[<>])|&(?=>))?(?:<<<|<<-|<<|<>|<&|<|>>|>\||>&|>))
     |(?P<separator>&&|\|\||\|&|;;?&?|[|&;\n()])|(?P<blank>[ \t\r]+)
     |(?P<plain>[A-Za-z_./,:=+@%^-]+|.)""",
     re.VERBOSE | re.DOTALL,
@@ -8375,7 +8380,9 @@ def judge_reads(policy: Policy, part: Part, reads: Reads, *, moved: bool = False
     if reads.deep and policy.place is not None and not doubt:
         below = (policy.place.secret_below(path, part.base) for path in reads.paths)
         secret = next((name for name in below if name and meets(reads, name)), "")
-        doubt = f"{secret} is never read" if secret else ""
+        if secret and not policy.sandboxed:  # which hides it
+            why = f"{secret} lies below and is never read; the tool grep leaves it out"
+            found.append(Decision("deny", why, "built-in secrets"))
     found.append(Decision("ask", doubt) if doubt else Decision("allow", f"{head} only reads"))
     return strictest(found)
 
@@ -8441,7 +8448,7 @@ WRITERS = {
     **dict.fromkeys(("git mv", "git rm"), "all"),
     **dict.fromkeys("cp ln install".split(), "last"),
 }
-DEVICE = re.compile(r"/dev/(?:null|zero|full|stdin|stdout|stderr|tty|fd/\d+)")
+DEVICE = re.compile(r"/dev/(?:null|zero|full|stdin|stdout|stderr|tty|fd/\d+|(?:tcp|udp)/.*)")
 IN_PLACE = re.compile(r"-\w*i|--in-place")
 
 
@@ -8470,6 +8477,8 @@ def judge_parts(policy: Policy, command: str) -> list[tuple[Part, Decision]]:
         return [*found, (Part("", words=[command]), strictest([human, by_mode(policy, "run")]))]
     unsure = not cd_is_certain(simple)
     moved = False
+    if odd and not parts:
+        parts = [Part("", words=[command])]
     for part in parts:
         decision = judge_part(policy, part, odd, moved=moved, unsure=unsure)
         moved = moved or part.words[:1] == ["cd"]
@@ -8516,6 +8525,8 @@ def by_rule(policy: Policy, part: Part, doubt: str) -> Decision:
     """A simple command that nothing speaks against: the user's allow rules, then the mode."""
     default = by_mode(policy, "run")
     allowed = ruled(policy, "allow", "bash", part.text, "command")
+    if allowed and not reaches(policy, allowed.rule, part):
+        allowed = None
     if default.outcome == "deny":
         return default
     if allowed and policy.mode == "ask":
@@ -8530,6 +8541,14 @@ def by_rule(policy: Policy, part: Part, doubt: str) -> Decision:
     if allowed or default.outcome != "ask":
         return allowed or default
     return Decision("ask", f"{default.reason}: {doubt}" if doubt else default.reason)
+
+
+def reaches(policy: Policy, rule: str, part: Part) -> bool:
+    """Whether a rule for a wrapper names the command in it, or another rule allows that."""
+    named = [view[0] for view in peel(rule.split()[1:])]
+    if len(part.views) < 2 or (len(named) > 1 and not re.search(r"[*?\[]", named[-1])):
+        return True
+    return bool(ruled(policy, "allow", "bash", " ".join(part.views[-1]), "command"))
 
 
 def one_exact(policy: Policy, part: Part | None) -> bool:
@@ -8642,8 +8661,8 @@ def targets(view: Sequence[str]) -> list[str]:
     taken = 2 if words[0] == "git" else 1
     head, rest = " ".join(words[:taken]), words[taken:]
     names = [word for word in rest if not word.startswith("-")]
-    if head == "dd":
-        return [word[3:] for word in names if word.startswith("of=")]
+    if head == "dd":  # of devices there is a row in DANGERS
+        return [word[3:] for word in names if re.match("of=(?!/+dev/)", word)]
     if head == "sed" and any(map(IN_PLACE.match, rest)):
         return names[1:]
     if WRITERS.get(head) == "last":
@@ -9178,7 +9197,7 @@ class Agent:
         Raises AgentError where it must not go on without.
         """
         choice, place = self.settings.sandbox, self.workspace
-        wanted = choice == "on" or (choice == "auto" and self.mode == "auto")
+        wanted = wants_sandbox(self.settings, self.mode)
         place.use_sandbox(wanted, "only in mode auto" if choice == "auto" else "by the settings")
         reason = place.sandbox_state.removeprefix("off: ")
         if not wanted or reason == "on":
@@ -10098,6 +10117,11 @@ class Agent:
         self.session.close()
 
 
+def wants_sandbox(settings: Settings, mode: str) -> bool:
+    """Whether commands are to run in the sandbox: `auto` follows the mode."""
+    return settings.sandbox == "on" or (settings.sandbox == "auto" and mode == "auto")
+
+
 def path_argument(made: Tool, arguments: Mapping[str, Any]) -> str | None:
     """The path that a file tool works on, also where the model left it out; None for others."""
     names = [parameter.name for parameter in made.parameters if parameter.kind is str]
@@ -10772,36 +10796,40 @@ def build_agent(
     `emit(kind, **data)` gets every event. `ask` gets a Question and returns what a person typed or
     Always(rules), None for nobody; without it nobody is there.
     """
-    root = workspace_root(settings)
-    policy = make_policy(settings, settings.mode)  # refuses what is no rule, and no row
-    keys = [settings.api_key or "", *settings.keys.values()]
-    workspace = Workspace(
-        root,
-        settings.environ,
-        settings.env_keep,
-        keys=keys,
-        sandbox_read=settings.sandbox_read,
-    )
-    workspace.lifted = lifted_paths(policy.allow, "read_file")
-    workspace.lifted_writes = lifted_paths(policy.allow, "write_file", "edit_file")
+    workspace = make_workspace(settings)
     report = workspace.secrets.events(guarded(emit or (lambda kind, **data: None)))
     client = Client(settings, report, sleep=sleep)
     client.model = settings.model or known_model(session, client) or client.first_model()
-    workspace.host.online = settings.network
     shell = ShellTools(workspace, report)
     agent = Agent(settings, client, workspace, emit=report, ask=guarded(ask) if ask else None)
     agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
-    session, trouble = (session, "") if session else begin_session(settings, root)
+    session, trouble = (session, "") if session else begin_session(settings, workspace.root)
     for name, empty in {"title": "", "usage": {}, "files": {}, "turns": []}.items():
         if not isinstance(session.header.get(name), type(empty)):
             session.header[name] = empty
-    session.header.update(root=str(root), model=client.model, base_url=client.endpoint)
+    session.header.update(root=str(workspace.root), model=client.model, base_url=client.endpoint)
     unwalled = agent.set_walls()
     agent.use_session(session)
     report("init", **init_event(agent))
     for text in filter(None, (trouble, unwalled, rule_warning(settings))):
         report("notice", level="warning", text=text)
     return agent
+
+
+def make_workspace(settings: Settings) -> Workspace:
+    """The workspace with what the user's settings say of it. Raises UsageError."""
+    policy = make_policy(settings, settings.mode)  # refuses what is no rule, and no row
+    workspace = Workspace(
+        workspace_root(settings),
+        settings.environ,
+        settings.env_keep,
+        keys=[settings.api_key or "", *settings.keys.values()],
+        sandbox_read=settings.sandbox_read,
+    )
+    workspace.host.online = settings.network
+    workspace.lifted = lifted_paths(policy.allow, "read_file")
+    workspace.lifted_writes = lifted_paths(policy.allow, "write_file", "edit_file")
+    return workspace
 
 
 def known_model(session: Session | None, client: Client) -> str:
@@ -10985,18 +11013,8 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     root = workspace_root(settings)
     screen = Screen(sys.stdout, sys.stderr, streams=sys.stdout.isatty())
     trouble = state_trouble(root)
-    if flags.sessions:
-        if trouble:
-            raise SessionError(trouble)
-        show_sessions(root / ".agent" / "sessions", screen)
-        if screen.failure:
-            raise AgentError(f"the list could not be written: {screen.failure}")
-        return 0
-    if flags.explain_permission is not None:
-        place = Workspace(root, settings.environ, settings.env_keep)
-        for line in explain(make_policy(settings, settings.mode, place), flags.explain_permission):
-            screen.write(sys.stdout, visible(line) + "\n")
-        return 0
+    if flags.sessions or flags.explain_permission is not None:
+        return show_list(settings, flags, screen)
     one_shot = bool(flags.prompt) or not sys.stdin.isatty() or flags.print
     prompt = read_prompt(flags.prompt, sys.stdin) if one_shot else ""
     if one_shot and not prompt.strip():
@@ -11022,6 +11040,29 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     finally:
         ignore_signals()
         agent.close()
+
+
+def show_list(settings: Settings, flags: argparse.Namespace, screen: Screen) -> int:
+    """Print the sessions, or how a command would be judged."""
+    root = workspace_root(settings)
+    if flags.explain_permission is not None:
+        explain_permission(settings, flags.explain_permission, screen)
+    elif trouble := state_trouble(root):
+        raise SessionError(trouble)
+    else:
+        show_sessions(root / ".agent" / "sessions", screen)
+    if screen.failure:
+        raise AgentError(f"the list could not be written: {screen.failure}")
+    return 0
+
+
+def explain_permission(settings: Settings, command: str, screen: Screen) -> None:
+    """Print how a command would be judged."""
+    place = make_workspace(settings)
+    place.use_sandbox(wants_sandbox(settings, settings.mode))
+    inside = place.sandbox_state == "on"
+    for line in explain(make_policy(settings, settings.mode, place, sandboxed=inside), command):
+        screen.write(sys.stdout, visible(line) + "\n")
 
 
 def init_event(agent: Agent | None) -> dict[str, Any]:

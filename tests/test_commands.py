@@ -39,6 +39,9 @@ JOBS = f"""{SLEEP} & setsid {SLEEP} >/dev/null 2>&1 & nohup env -i {SLEEP} & {DA
 echo up"""
 
 
+LIFT = ("git-history", "git-checkout", "git-clean")  # which ask a human, and nobody is there
+
+
 def bash(command: str, timeout: int = 20) -> dict:
     """A step in which the model runs a command."""
     return {"call": "bash", "arguments": {"command": command, "timeout": timeout}}
@@ -90,7 +93,7 @@ def play(alarm, tmp_path, workspace):
             "sandbox": "off",
             "workspace": str(workspace),
         }
-        settings |= {"environ": ENVIRON | (environ or {})} | fields
+        settings |= {"environ": ENVIRON | (environ or {}), "lift": LIFT} | fields
         with FlakyServer([*script, "done"]) as server:
             agent = build_agent(Settings(base_url=server.url, **settings), emit=emit)
             try:

@@ -335,7 +335,7 @@ def test_git_can_do_all_that_leaves_hooks_and_configuration_alone(box):
     git tag one; git tag -am two two; git checkout -q main; git merge -q --no-ff -m m side
     echo b >> a.txt; git stash -q; git stash pop -q; git commit -qam b; git mv a.txt c.txt
     git commit -qm c; git rebase -q --root; git reset -q HEAD~1; git add c.txt; git commit -qam d
-    git gc -q; git fsck >/dev/null 2>&1; git add -A; git commit -qm all; git log -1 --format=%s"""
+    git gc -q; git fsck >/dev/null 2>&1; git add -A . ':!.env*'; git commit -qm all; git log -1 --format=%s"""
     assert box(f"set -e; {steps}") == "all\n[exit code 0]"
     assert git(box.root, "log", "-1", "--format=%s") == "all\n"
 
@@ -1185,14 +1185,21 @@ def spelled(template: str, letter: str) -> str:
     return template.replace("%64", copying).replace("#", letter)
 
 
-TRIPWIRE = [
-    *(pytest.param(spelled(text, "i"), id=f"hook: {name}") for name, text in HOOKS.items()),
-    *(pytest.param(spelled(text, "e"), id=f"secret: {name}") for name, text in READS.items()),
-]
+SPELLINGS = {f"hook: {name}": spelled(text, "i") for name, text in HOOKS.items()}
+SPELLINGS |= {f"secret: {name}": spelled(text, "e") for name, text in READS.items()}
+# Rules are a tripwire: the wall is in the two tests below.
+UNSEEN = {"hook: base64", "hook: python", "hook: awk", "hook: a script", "hook: a link"}
+UNSEEN |= {"hook: find", "secret: python"}
+EXPECTED = pytest.mark.xfail(reason="rules alone can not see it", strict=True)
 
 
-@pytest.mark.xfail(reason="rules are a tripwire; the wall is in the two tests below", strict=True)
-@pytest.mark.parametrize("command", TRIPWIRE)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(text, id=name, marks=EXPECTED if name in UNSEEN else ())
+        for name, text in SPELLINGS.items()
+    ],
+)
 def test_rules_alone_catch_it(box, command):
     policy = make_policy(box.settings, "auto", box.agent.workspace, sandboxed=True)
     assert decide(policy, "bash", "run", command).outcome in ("deny", "human")
