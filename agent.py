@@ -3111,6 +3111,7 @@ PEM_KEY = re.compile(
 )
 KEY_LIKE = re.compile(r"\.(?:pem|key|p8|pk8|asc)$|^id_|[._-](?:rsa|key)$", re.IGNORECASE)
 KEY_FRONT_BYTES = 65536  # of a file that is only listed, or huge
+LOOKED_INTO = 5000  # files below a folder that a command searches
 
 
 def secret_name(path: str) -> str:
@@ -3129,7 +3130,7 @@ def holds_key(descriptor: int, most: int = HASHED_BYTES) -> bool:
     most = most if told.st_size <= HASHED_BYTES else KEY_FRONT_BYTES
     at, data = 0, b""
     while stat.S_ISREG(told.st_mode) and at < min(most, told.st_size):
-        piece = os.pread(descriptor, min(1 << 20, told.st_size), at)
+        piece = os.pread(descriptor, min(1 << 20, most), at)
         at += len(piece) or most
         data = data[-200:] + piece  # a key may begin at the end of the last one
         if b"PRIVATE KEY" in data and PEM_KEY.search(data):
@@ -3346,26 +3347,39 @@ class Workspace:
         finally:
             os.close(descriptor)
 
-    def secret_below(self, text: str, base: str = "", *, hidden: bool = True) -> str:
+    def secret_below(
+        self, text: str, base: str = "", meets: Callable[[str], bool] = lambda name: True
+    ) -> str:
         """The name of a secret in a folder, at any depth, that no rule lifts; "" for none.
 
-        `hidden`: also in what begins with a dot, where rg does not look by itself.
+        `meets` tells whether whoever looks there reads a file of this name.
         """
         start = os.path.join(self.root, self.names(text, base)[-1])
-        found = self.secrets_in(start, hidden=hidden)
-        return next((path for path in found if fold(path) not in self.lifted), "")
+        found = self.secrets_in(start, look=LOOKED_INTO)
+        return next((path for path in found if meets(path) and fold(path) not in self.lifted), "")
 
-    def secrets_in(self, start: str, *, hidden: bool = True) -> Iterator[str]:
-        """The secrets below a folder, relative to the root; of caches and packages none."""
-        for folder, folders, files in os.walk(start):
-            folders[:] = [
-                f for f in folders if f not in SKIPPED_FOLDERS and (hidden or f[0] != ".")
-            ]
-            inside = os.path.relpath(folder, self.root)
-            for name in (*folders, *(f for f in files if hidden or f[0] != ".")):
-                path = os.path.normpath(f"{inside}/{name}")
-                is_key = KEY_LIKE.search(name) and self.secret_inside(path)
-                if is_key or self.secret_place([path]):
+    def secrets_in(self, start: str, *, look: int = 0) -> Iterator[str]:
+        """The secrets below a folder, relative to the root; of caches and packages none.
+
+        Of the first `look` files each is looked into, then those with names of keys.
+        """
+        waiting = [start]
+        while waiting:
+            folder = waiting.pop()
+            try:
+                with os.scandir(folder) as listing:
+                    entries = [entry for entry in listing if entry.name not in SKIPPED_FOLDERS]
+            except OSError:
+                continue
+            for entry in entries:
+                path = os.path.relpath(entry.path, self.root)
+                is_folder = entry.is_dir(follow_symlinks=False)
+                waiting += [entry.path] if is_folder else []
+                look -= not is_folder
+                opened = not is_folder and (look >= 0 or KEY_LIKE.search(entry.name))
+                if self.secret_place([path]) or (
+                    opened and self.secret_inside(path, begins_with_key)
+                ):
                     yield path
 
     def hide(self, names: Sequence[str]) -> list[str]:
@@ -3421,7 +3435,7 @@ class Workspace:
     def is_key(self, descriptor: int, secrets: set[tuple[int, int]] | None = None) -> bool:
         """Whether an open file contains a private key, or is a secret by another hard link."""
         told = os.fstat(descriptor)
-        if told.st_nlink == 1:
+        if told.st_nlink == 1 or not stat.S_ISREG(told.st_mode):
             return holds_key(descriptor)
         known = self.secret_files() if secrets is None else secrets
         return (told.st_dev, told.st_ino) in known or holds_key(descriptor)
@@ -4784,7 +4798,7 @@ CACHES = {  # variable -> folder below the private /tmp
     "YARN_CACHE_FOLDER": "/.cache/yarn",
     "GOCACHE": "/.cache/go-build",
 }
-PROBE_SECONDS = 10.0
+TRIAL_SECONDS = 10.0
 
 
 def is_below(path: str, folder: str) -> bool:
@@ -4893,7 +4907,7 @@ class Sandbox:
                 [*walls, shell_path(), "-c", test],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=PROBE_SECONDS,
+                timeout=TRIAL_SECONDS,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
@@ -7629,7 +7643,8 @@ UNQUOTED = {value: key for key, value in QUOTED.items()}
 PIECE = re.compile(
     r"""(?P<join>\\\n)|\\(?P<escaped>.)|'(?P<single>[^']*)'?|\$'(?P<ansi>(?:[^'\\]|\\.)*)'?
     |(?P<double>\$?")|(?P<inner>[$<>]\(|`)|\$\{(?P<braced>[^}]{0,400})\}?
-    |\$(?P<variable>\w+|[@*\#?$!-])|(?P<redirection>(?:\d+(?=[<>])|&(?=>))?(?:<<<|<<-|<<|<>|<&|<|>>|>\||>&|>))
+    |\$(?P<variable>\w+|[@*\#?$!-])
+    |(?P<redirection>(?:\d+(?=[<>])|&(?=>))?(?:<<<|<<-|<<|<>|<&|<|>>|>\||>&|>))
     |(?P<separator>&&|\|\||\|&|;;?&?|[|&;\n()])|(?P<blank>[ \t\r]+)
     |(?P<plain>[A-Za-z_./,:=+@%^-]+|.)""",
     re.VERBOSE | re.DOTALL,
@@ -8259,7 +8274,14 @@ def reads_of(words: Sequence[str]) -> Reads:
         return Reads()
     parsed = parse_options(words[taken:], short, long)
     if isinstance(parsed, str):
-        return Reads(f"{name} with {parsed} is not known to only read")
+        doubt = f"{name} with {parsed} is not known to only read"
+        deep = name == "rg" or any(re.match(r"-\w*[rR]|--(r|dereference-r)", w) for w in words[1:])
+        named = [word for word in words[2:] if not word.startswith("-")]
+        return (
+            Reads(doubt, tuple(named) or (".",), deep=True)
+            if deep and kind[0] == "p"
+            else Reads(doubt)
+        )
     return reads_with(name, kind, *parsed)
 
 
@@ -8377,9 +8399,10 @@ def judge_reads(policy: Policy, part: Part, reads: Reads, *, moved: bool = False
     if head == "git" and not doubt and policy.place is not None:
         key = policy.place.git_programs()
         doubt = f"the git setting {key} may run a program" if key else ""
-    if reads.deep and policy.place is not None and not doubt:
-        below = (policy.place.secret_below(path, part.base) for path in reads.paths)
-        secret = next((name for name in below if name and meets(reads, name)), "")
+    if reads.deep and policy.place is not None:
+        meets = functools.partial(meets_name, reads)
+        below = (policy.place.secret_below(path, part.base, meets) for path in reads.paths)
+        secret = next(filter(None, below), "")
         if secret and not policy.sandboxed:  # which hides it
             why = f"{secret} lies below and is never read; the tool grep leaves it out"
             found.append(Decision("deny", why, "built-in secrets"))
@@ -8387,7 +8410,7 @@ def judge_reads(policy: Policy, part: Part, reads: Reads, *, moved: bool = False
     return strictest(found)
 
 
-def meets(reads: Reads, name: str) -> bool:
+def meets_name(reads: Reads, name: str) -> bool:
     """Whether a search below a folder reads a file of this name."""
     last = os.path.basename(name)
     if any(fnmatch.fnmatchcase(last, glob.rpartition("/")[2]) for glob in reads.never):
@@ -8517,11 +8540,11 @@ def judge_part(
     if found or default.outcome == "deny":
         return strictest([*found, default])
     if not odd:
-        return by_rule(policy, part, reading.reason)
+        return by_rule(policy, part, reading.reason, moved=moved)
     return Decision("ask", f"not a simple command: {odd}") if default.outcome == "ask" else default
 
 
-def by_rule(policy: Policy, part: Part, doubt: str) -> Decision:
+def by_rule(policy: Policy, part: Part, doubt: str, *, moved: bool) -> Decision:
     """A simple command that nothing speaks against: the user's allow rules, then the mode."""
     default = by_mode(policy, "run")
     allowed = ruled(policy, "allow", "bash", part.text, "command")
@@ -8535,6 +8558,7 @@ def by_rule(policy: Policy, part: Part, doubt: str) -> Decision:
             return Decision("ask", f"{why} (else {allowed.reason})", allowed.rule)
         git = part.words[0] == "git" and policy.place is not None and not one_exact(policy, part)
         key = policy.place.git_programs() if git and policy.place is not None else ""
+        key = key or ("of another folder" if git and moved else "")
         if key and allowed.rule not in [rule.text for rule in policy.approved]:
             why = f"the git setting {key} may run a program"
             return Decision("ask", f"{why} (else {allowed.reason})", allowed.rule)
@@ -8546,9 +8570,10 @@ def by_rule(policy: Policy, part: Part, doubt: str) -> Decision:
 def reaches(policy: Policy, rule: str, part: Part) -> bool:
     """Whether a rule for a wrapper names the command in it, or another rule allows that."""
     named = [view[0] for view in peel(rule.split()[1:])]
-    if len(part.views) < 2 or (len(named) > 1 and not re.search(r"[*?\[]", named[-1])):
+    if part.views[0][0] not in WRAPPERS or not re.search(r"[*?\[]", (named or ["*"])[-1]):
         return True
-    return bool(ruled(policy, "allow", "bash", " ".join(part.views[-1]), "command"))
+    inner = " ".join(part.views[-1])
+    return len(part.views) > 1 and bool(ruled(policy, "allow", "bash", inner, "command"))
 
 
 def one_exact(policy: Policy, part: Part | None) -> bool:

@@ -487,7 +487,10 @@ def test_a_keeps_a_rule_for_the_session(terminal, workspace, keys, rule):
         leave(screen)
     rows = [json.loads(x) for x in (workspace / ".agent" / "audit.jsonl").read_text().splitlines()]
     wide = rule not in ("", "bash touch a.txt")
-    assert (rows[0]["by"], rows[1]["rule"]) == ("person", rule if wide else "ask mode")
+    assert (rows[0]["by"], rows[1]["rule"]) == (
+        "person",
+        rule if wide else "ask mode: touch is not known to only read",
+    )
     assert [(workspace / name).exists() for name in ("a.txt", "b.txt")] == [True, wide]
 
 
