@@ -6258,7 +6258,8 @@ QUOTED = {ord(char): 0xE000 + ord(char) for char in "{},*?[]~$ \t\n"}
 UNQUOTED = {value: key for key, value in QUOTED.items()}
 PIECE = re.compile(
     r"""(?P<join>\\\n)|\\(?P<escaped>.)|'(?P<single>[^']*)'?|\$'(?P<ansi>(?:[^'\\]|\\.)*)'?
-    |(?P<double>\$?")|(?P<inner>[$<>]\(|`)|\$\{(?P<braced>[^}]{0,400})\}?|\$(?P<variable>\w+|[@*\#?$!-])
+    |(?P<double>\$?")|(?P<inner>[$<>]\(|`)|\$\{(?P<braced>[^}]{0,400})\}?
+    |\$(?P<variable>\w+|[@*\#?$!-])
     |(?P<redirection>(?:\d+(?=[<>])|&(?=>))?(?:<<<|<<-|<<|<>|<&|<|>>|>\||>&|>))
     |(?P<separator>&&|\|\||\|&|;;?&?|[|&;\n()])|(?P<blank>[ \t\r]+)
     |(?P<plain>[A-Za-z_./,:=+@%^-]+|.)""",
