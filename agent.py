@@ -3137,8 +3137,10 @@ class Workspace:
         """Why `read_file` of that path is refused as a secret."""
         names = self.names(text, base)
         try:
-            with open(self.root / names[-1], "rb") as file:
-                held = b"PRIVATE KEY-----" in file.read(4096)
+            held = False
+            if os.path.isfile(self.root / names[-1]):
+                with open(self.root / names[-1], "rb") as file:
+                    held = b"PRIVATE KEY-----" in file.read(4096)
         except (OSError, ValueError):
             held = False
         why = next(filter(None, map(secret_name, names)), "")
