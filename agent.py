@@ -4033,7 +4033,7 @@ DROPPED = frozenset(
     "BASH_ENV ENV LESSOPEN LESSCLOSE RIPGREP_CONFIG_PATH GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE"
     " GIT_COMMON_DIR GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_NAMESPACE"
     " GIT_PREFIX GIT_EXEC_PATH GIT_TEMPLATE_DIR GIT_EXTERNAL_DIFF GIT_PROXY_COMMAND GIT_CONFIG"
-    " GIT_CONFIG_PARAMETERS".split()
+    " GIT_CONFIG_PARAMETERS CDPATH".split()
 )
 
 
@@ -8276,7 +8276,7 @@ def reads_of(words: Sequence[str]) -> Reads:
     if isinstance(parsed, str):
         doubt = f"{name} with {parsed} is not known to only read"
         deep = name == "rg" or any(re.match(r"-\w*[rR]|--(r|dereference-r)", w) for w in words[1:])
-        named = [word for word in words[2:] if not word.startswith("-")]
+        named = [word for word in words[1:] if not word.startswith("-")][1:]
         return (
             Reads(doubt, tuple(named) or (".",), deep=True)
             if deep and kind[0] == "p"
