@@ -8279,7 +8279,7 @@ def reads_of(words: Sequence[str]) -> Reads:
         named = [word for word in words[1:] if not word.startswith("-")][1:]
         return (
             Reads(doubt, tuple(named) or (".",), deep=True)
-            if deep and kind[0] == "p"
+            if deep and kind == "pattern"
             else Reads(doubt)
         )
     return reads_with(name, kind, *parsed)

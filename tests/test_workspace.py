@@ -492,7 +492,10 @@ def test_a_secret_is_refused_by_each_of_its_names_and_its_content(workspace: Wor
     names = ["key.txt", "link", "hard", "ssh/config", "~/.ssh/x", "~/.config/agent/env", "about.md"]
     assert [bool(workspace.is_secret(name)) for name in names] == [True] * 6 + [False]
     assert workspace.names("link") == ["link", ".env"]
-    assert [workspace.secret_below("."), workspace.secret_below(".", hidden=False)] == [".env", ""]
+    assert [workspace.secret_below("."), workspace.secret_below(".", "", str.isalpha)] == [
+        ".env",
+        "",
+    ]
 
 
 def test_the_opener_refuses_secrets_unless_they_are_lifted(workspace: Workspace) -> None:
