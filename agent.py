@@ -8399,7 +8399,7 @@ def judge_reads(policy: Policy, part: Part, reads: Reads, *, moved: bool = False
     if head == "git" and not doubt and policy.place is not None:
         key = policy.place.git_programs()
         doubt = f"the git setting {key} may run a program" if key else ""
-    if reads.deep and policy.place is not None:
+    if reads.deep and policy.place is not None and (not doubt or policy.mode == "auto"):
         meets = functools.partial(meets_name, reads)
         below = (policy.place.secret_below(path, part.base, meets) for path in reads.paths)
         secret = next(filter(None, below), "")
