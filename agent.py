@@ -16,9 +16,9 @@ Contents (each section uses only those above it; to read it as a story, start at
     2. Transcript    messages, the invariants T1-T9, problems(), heal(), cut_point()
     3. Sessions      one JSON file a session: save, load, list, lock, fork
     4. Client        SSE reader, reply resolver, projection, retries, errors
-    5. Workspace     safe_path and the one opener, byte-keeping changes, commands, searching
+    5. Workspace     the one opener, secrets, changes, commands, sandbox, searching
     6. Tools         @tool, schemas from signatures, argument coercion, the built-in tools
-    7. Permissions   rules, shell command splitting, decide()
+    7. Permissions   rules, a command as it would run, decide(), explain()
     8. Agent         the while-loop: run_turn, step, run_call; hooks, audit, compaction, undo
     10. Terminal     events on a screen, the approval prompt, slash commands, the REPL
     11. Main         build_agent(), the demo, main()
