@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     import requests
 
     F = TypeVar("F", bound=Callable[..., Any])
+    Regex = re.compile
 
 __version__ = "0.1.0"
 
@@ -108,6 +109,18 @@ class Later:
 
     def __instancecheck__(self, value: Any) -> bool:
         return isinstance(value, self._import())
+
+
+class LaterRegex:
+    """Stands for what `re.compile` makes at the first use; at import all took a third of it."""
+
+    def __init__(self, pattern: Any, flags: int = 0) -> None:
+        self.pattern, self.flags = pattern, flags
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(re.compile(self.pattern, self.flags), name)
+        setattr(self, name, found)
+        return found
 
 
 class LaterDataclass:
@@ -156,6 +169,7 @@ if not TYPE_CHECKING:  # the checkers see the real ones, imported above
     ).split():
         globals()[_name] = Later(_name)
 
+    Regex = LaterRegex
     field = dict  # of what `dataclasses.field` will be called with
 
     def dataclass(cls: Any = None, /, **options: Any) -> Any:
@@ -510,7 +524,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-SESSION_ID_WORD = re.compile(r"(?=(?:-*\d){8})\d[\d-]*[0-9a-f]{0,4}")
+SESSION_ID_WORD = Regex(r"(?=(?:-*\d){8})\d[\d-]*[0-9a-f]{0,4}")
 
 
 def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
@@ -618,7 +632,7 @@ def clean_all(value: Any, clean: Callable[[str], str] = clean) -> Any:
 
 # What shows nothing and a model still reads: zero-width and direction marks, tags, selectors in a
 # row. A joiner between two letters that are no ASCII belongs to a script or an emoji.
-INVISIBLE = re.compile(
+INVISIBLE = Regex(
     r"[\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
     r"|[\ufe00-\ufe0f]{2,}"
     r"|(?<![^\0-\x7f\u200b-\u200f])[\u200c\u200d]|[\u200c\u200d](?![^\0-\x7f\u200b-\u200f])"
@@ -1927,17 +1941,17 @@ class Resolver:
 
 
 # A call that a server without a parser for its model leaves in the text (Qwen, Hermes).
-CALL_IN_TEXT = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+CALL_IN_TEXT = Regex(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 # Words for the end of a reply after which nothing may run; every other word is a hint only.
 ENDS = (
-    ("length", re.compile(r"length|max_tokens|max_output_tokens")),
+    ("length", Regex(r"length|max_tokens|max_output_tokens")),
     (
         "filtered",
-        re.compile(r"content_filter|safety|sensitive|recitation|blocklist|prohibited|spii"),
+        Regex(r"content_filter|safety|sensitive|recitation|blocklist|prohibited|spii"),
     ),
-    ("broken", re.compile(r"error|abort|cancel|insufficient_system_resource")),
+    ("broken", Regex(r"error|abort|cancel|insufficient_system_resource")),
 )
-CALL_WORDS = re.compile(r"tool_calls|function_call|tool_use")
+CALL_WORDS = Regex(r"tool_calls|function_call|tool_use")
 # Sentences that a router sends as a reply when it is overloaded; only as the whole reply.
 OVERLOADED = ("Selected model is at capacity. Please try a different model.",)
 
@@ -2096,7 +2110,7 @@ LIMITS = (
     r"(?:<=|cannot exceed|context limit: .*?>)\s*(\d+)",
     r"limit(?: of| is|:)\s*(\d+)",
 )
-SIZE_OF_REQUEST = re.compile(r"Limit (\d+), Requested (\d+)")
+SIZE_OF_REQUEST = Regex(r"Limit (\d+), Requested (\d+)")
 # What an answer complains of -> what is sent differently from then on. The first row that fits and
 # changes the request is taken; the last one, for all that no row mends, is taken once.
 ADAPTATIONS = (
@@ -3099,17 +3113,17 @@ def fold(path: str) -> str:
 
 
 # What is never read, by the name of the file or of a folder above it.
-SECRET_NAME = re.compile(
+SECRET_NAME = Regex(
     r"(?:^|/)(\.env(?![^/]*\.(?:example|sample|template|dist)(?:/|$))[^/]*"
     r"|id_(?:rsa|dsa|ecdsa|ed25519)|\.netrc|\.git-credentials)(?:/|$)"
 )
 SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure", ".config/gcloud")  # in ~
 # A key as it is, indented, or inside a JSON string; not what only speaks of one.
-PEM_KEY = re.compile(
+PEM_KEY = Regex(
     rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
     rb"[ \t]*(?:\r?\n|\\r|\\n)+[ \t]*[A-Za-z0-9+/]"
 )
-KEY_LIKE = re.compile(r"\.(?:pem|key|p8|pk8|asc)$|^id_|[._-](?:rsa|key)$", re.IGNORECASE)
+KEY_LIKE = Regex(r"\.(?:pem|key|p8|pk8|asc)$|^id_|[._-](?:rsa|key)$", re.IGNORECASE)
 KEY_FRONT_BYTES = 65536  # of a file that is only listed, or huge
 LOOKED_INTO = 5000  # files below a folder that a command searches
 
@@ -3174,7 +3188,7 @@ PROTECTED = [
     )
     for pattern in patterns.split()
 ]
-RUNS_LATER = re.compile(
+RUNS_LATER = Regex(
     r"(?:gnu)?makefile|.*\.mk|conftest\.py|pytest\.ini|package\.json|pyproject\.toml|tox\.ini"
     r"|setup\.(?:py|cfg)|noxfile\.py|tasks\.py|(?:site|user)customize\.py|.*\.pth|justfile"
     r"|dockerfile(?:\..*)?|.*\.dockerfile|(?:docker-)?compose(?:\..*)?\.ya?ml|rakefile|gemfile"
@@ -4016,13 +4030,13 @@ QUIET = {  # whatever would wait for a person fails or passes through at once
 
 
 # What looks like a credential: a variable by its name, or by what it holds.
-CREDENTIAL_NAME = re.compile(
+CREDENTIAL_NAME = Regex(
     r"(?:(?<![A-Z])(?:API|AUTH|ACCESS|SECRET|PRIVATE|SIGNING)?KEY|TOKEN|PASSWORD|PASSWD|PASSPHRASE"
     r"|_PASS|_PWD|_PAT)$|SECRET|CREDENTIAL"
     r"|^AWS_(?:ACCESS|SESSION|SECURITY)_",
     re.IGNORECASE,
 )
-CREDENTIAL_VALUE = re.compile(
+CREDENTIAL_VALUE = Regex(
     r"\bsk-[\w-]{16}|\b[srp]k_(?:live|test)_\w{10}|\bgh[opsur]_\w{20}|\bgithub_pat_\w{20}"
     r"|\bglpat-[\w-]{16}|\bxox[abeprs]-[\w-]{10}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30}"
     r"|\bhf_\w{20}|\bnpm_\w{30}|\bpypi-[\w-]{30}|\bya29\.[\w-]{20}|\beyJ[\w-]{8,}\.eyJ[\w-]{8}"
@@ -4140,7 +4154,7 @@ class MaskedEvents:
 
 
 # Settings by which a git command that only reads runs a program; those of hooks are not among them.
-RUNS_PROGRAMS = re.compile(
+RUNS_PROGRAMS = Regex(
     r"filter\..*\.(?:clean|smudge|process)|diff\.external|diff\..*\.(?:command|textconv)"
     r"|core\.(?:fsmonitor|sshcommand|pager|editor|askpass|gitproxy|alternaterefscommand)"
     r"|pager\..*|alias\..*|gpg\.(?:.*\.)?program|gpg\.ssh\.defaultkeycommand|log\.showsignature"
@@ -4148,7 +4162,7 @@ RUNS_PROGRAMS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 OF_REPOSITORY = ("local", "worktree")  # of git's scopes
-SUBMODULE = re.compile(rb"(?:^|\0)160000 [^\t\0]*\t([^\0]+)")
+SUBMODULE = Regex(rb"(?:^|\0)160000 [^\t\0]*\t([^\0]+)")
 
 
 class GitPrograms:
@@ -4506,7 +4520,7 @@ class Capture:
             self._file.close()
 
 
-ESCAPES = re.compile(  # ECMA-48: control sequences, strings, and the short ones
+ESCAPES = Regex(  # ECMA-48: control sequences, strings, and the short ones
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-~])?"
 )
 
@@ -5009,15 +5023,15 @@ def remove_folder(path: str) -> None:
 
 
 # Names that may be protected: to ask about each of a tree's files takes too long.
-MARKED_NAME = re.compile(
+MARKED_NAME = Regex(
     r"(?is)\..*|id_.*|(agents|agents\.override|claude)\.md|workflows|.*\.(pem|key|p8|asc)"
 )
-KEPT_IN_GIT = re.compile(
+KEPT_IN_GIT = Regex(
     r"(?is)hooks|hooks/.+(?<!\.sample)|modules|commondir|config.*|info/attributes"
     r"|worktrees/[^/]+/(commondir|config\.worktree)"
 )
-SEEN_IN_GIT = re.compile(r"(?is)hooks|info|worktrees|worktrees/[^/]+")  # folders to look into
-PLAIN_GIT_KEY = re.compile(  # settings of a new repository that make git run nothing
+SEEN_IN_GIT = Regex(r"(?is)hooks|info|worktrees|worktrees/[^/]+")  # folders to look into
+PLAIN_GIT_KEY = Regex(  # settings of a new repository that make git run nothing
     r"(?is)core\.(repositoryformatversion|filemode|bare|logallrefupdates|ignorecase|symlinks|eol"
     r"|precomposeunicode|autocrlf|sharedrepository)|user\.(name|email)|init\.defaultbranch"
     r"|extensions\.(objectformat|refstorage|partialclone|worktreeconfig)"
@@ -5565,7 +5579,7 @@ def needed_text(regex: str, *, ignore_case: bool) -> list[str]:
     return found
 
 
-REGEX_TOKEN = re.compile(
+REGEX_TOKEN = Regex(
     r"\\[0-9]+|\\x..|\\u....|\\U........|\\N\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]"
     r"|(?P<many>[*+?][?+]?|\{\d*,?\d*\}[?+]?)|.",
     re.DOTALL,
@@ -6703,7 +6717,7 @@ WALL_SIGNS = (  # what a command prints that ran into the sandbox, and what is t
     ),
 )
 HELD_CHARS = 200
-ESCAPE_BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b\n]*)?$")
+ESCAPE_BEGUN = Regex(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b\n]*)?$")
 
 
 class ShellTools:
@@ -7195,7 +7209,7 @@ def plain_html(html: str, base: str = "") -> str:
 
 # A comment, a script, a tag, a declaration or text, each to the end where it is not closed. No
 # piece is read twice (html.parser does so, and needs minutes for 100 KB of `<a `).
-HTML_PIECE = re.compile(
+HTML_PIECE = Regex(
     r"<!--(?:.*?-->|.*)"
     r"|<(?P<raw>script|style)\b[^<>]*+>(?:.*?</(?P=raw)\s*+>|.*)"
     r"|<(?P<end>/?)(?P<tag>[a-z][a-z0-9]*+)"
@@ -7204,7 +7218,7 @@ HTML_PIECE = re.compile(
     r"|(?P<text>[^<]++|<)",
     re.DOTALL | re.IGNORECASE,
 )
-HREF = re.compile(r"\bhref\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s>]+)", re.IGNORECASE)
+HREF = Regex(r"\bhref\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s>]+)", re.IGNORECASE)
 
 
 def without_tags(html: str) -> str:
@@ -7553,11 +7567,9 @@ RESERVED = frozenset(
     " export alias enable builtin command".split()
 )
 SEPARATORS = ("&&", "||", "|&", ";", "|", "&", "\n")
-HARMLESS_REDIRECTIONS = re.compile(
-    r"(?:2>&1|[12]?>[ \t]*/dev/null|2>>[ \t]*/dev/null)(?=$|[\s;&|])"
-)
+HARMLESS_REDIRECTIONS = Regex(r"(?:2>&1|[12]?>[ \t]*/dev/null|2>>[ \t]*/dev/null)(?=$|[\s;&|])")
 # Inside double quotes: what stands for itself, and an escaped character.
-DOUBLE_QUOTED = re.compile(r'"((?:[^"\\$`]|\\[^\n]|\$(?=["\s|)]))*)"')
+DOUBLE_QUOTED = Regex(r'"((?:[^"\\$`]|\\[^\n]|\$(?=["\s|)]))*)"')
 
 
 def split_command(command: str) -> list[list[str]]:
@@ -7640,7 +7652,7 @@ def is_active(command: str, at: int, start: int, first: bool) -> bool:
 # A quoted character that would mean something, until its word is complete.
 QUOTED = {ord(char): 0xE000 + ord(char) for char in "{},*?[]~$ \t\n"}
 UNQUOTED = {value: key for key, value in QUOTED.items()}
-PIECE = re.compile(
+PIECE = Regex(
     r"""(?P<join>\\\n)|\\(?P<escaped>.)|'(?P<single>[^']*)'?|\$'(?P<ansi>(?:[^'\\]|\\.)*)'?
     |(?P<double>\$?")|(?P<inner>[$<>]\(|`)|\$\{(?P<braced>[^}]{0,400})\}?
     |\$(?P<variable>\w+|[@*\#?$!-])
@@ -7649,14 +7661,14 @@ PIECE = re.compile(
     |(?P<plain>[A-Za-z_./,:=+@%^-]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
-IN_DOUBLE = re.compile(
+IN_DOUBLE = Regex(
     r"""(?P<join>\\\n)|\\(?P<escaped>[$`"\\])|(?P<inner>\$\(|`)|\$\{(?P<braced>[^}]{0,400})\}?
     |\$(?P<variable>\w+|[@*\#?$!-])|(?P<single>[^"$`\\]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
 CLOSERS = frozenset("} done fi esac ]]".split())
 OPENERS = frozenset("if then else elif while until do ! { coproc".split())
-ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+ASSIGNMENT = Regex(r"[A-Za-z_]\w*\+?=")
 MOST_DEPTH = 8  # of commands inside commands, and as many wrappers around one
 SCANNED_CHARS = 200_000
 SCANNED_PARTS = 1000
@@ -7954,8 +7966,8 @@ def fed_by(part: Part) -> str:
     return " ".join(word for word in part.words[1:] if not re.match(r"-|%[sbq]", word)) + "\n"
 
 
-SHELL = re.compile(r"(?:ba|da|z|[akc]|tc|fi|rba)?sh")
-INTERPRETER = re.compile(
+SHELL = Regex(r"(?:ba|da|z|[akc]|tc|fi|rba)?sh")
+INTERPRETER = Regex(
     rf"(?:{SHELL.pattern}|python|pypy|ipython|perl|ruby|irb|node|nodejs|deno|bun|tsx|lua|luajit|php"
     r"|tclsh|expect|osascript|Rscript|julia|groovy|guile|[gmn]?awk|eval|source|\.|gdb|vim?|ed"
     r"|emacs|ssh)[\d.]*"
@@ -7971,9 +7983,7 @@ WRAPPERS = {
         " xargs:IPLnsdEa watch:n strace:eo".split()
     )
 }
-FILTERS = re.compile(
-    r"-(?:i?(?:name|path|regex|wholename)|newer.*|[acm](?:time|min)|size|empty|user)"
-)
+FILTERS = Regex(r"-(?:i?(?:name|path|regex|wholename)|newer.*|[acm](?:time|min)|size|empty|user)")
 
 
 def peel(words: Sequence[str], depth: int = 0) -> Iterator[list[str]]:
@@ -8094,7 +8104,7 @@ DANGERS = (
     ("download", "human", "it runs what it downloads", r"download \| shell"),
 )
 DOWNLOADERS = frozenset("curl wget fetch aria2c http https xh lynx".split())
-FORK_BOMB = re.compile(
+FORK_BOMB = Regex(
     r"(?<![^\s;&|'\"])([^\s(){};|&'\"]{1,60})\s*(?:\(\s*\))?\s*\{(?:[^}]*[\s;|&])?"
     r"\1\s*\|\s*\1(?![\w.-])"
 )
@@ -8131,7 +8141,7 @@ def signs(policy: Policy, part: Part) -> Iterator[str]:
             yield "download | shell"
 
 
-WHOLE_GLOB = re.compile(r"(^|/)(?:\*+|\.\*|\?\*|\.\?\?\*|\.\[[!^]?\.\]\*|\.)/*$")
+WHOLE_GLOB = Regex(r"(^|/)(?:\*+|\.\*|\?\*|\.\?\?\*|\.\[[!^]?\.\]\*|\.)/*$")
 
 
 def deletes_all(policy: Policy, part: Part, view: Sequence[str]) -> bool:
@@ -8237,8 +8247,8 @@ READERS = {
 }
 FIND_PRIMARIES = {"-name": 1, "-iname": 1, "-path": 1, "-type": 1, "-maxdepth": 1}
 FIND_PRIMARIES |= {"-not": 0, "-o": 0, "-print": 0}
-HIDDEN = re.compile(r"(?:^|/)\.[^./]")
-GIT_FORMAT = re.compile(r"oneline|short|medium|full|fuller|reference|email|raw|t?format:.*|.*%.*")
+HIDDEN = Regex(r"(?:^|/)\.[^./]")
+GIT_FORMAT = Regex(r"oneline|short|medium|full|fuller|reference|email|raw|t?format:.*|.*%.*")
 
 
 @dataclass(frozen=True)
@@ -8471,8 +8481,8 @@ WRITERS = {
     **dict.fromkeys(("git mv", "git rm"), "all"),
     **dict.fromkeys("cp ln install".split(), "last"),
 }
-DEVICE = re.compile(r"/dev/(?:null|zero|full|stdin|stdout|stderr|tty|fd/\d+|(?:tcp|udp)/.*)")
-IN_PLACE = re.compile(r"-\w*i|--in-place")
+DEVICE = Regex(r"/dev/(?:null|zero|full|stdin|stdout|stderr|tty|fd/\d+|(?:tcp|udp)/.*)")
+IN_PLACE = Regex(r"-\w*i|--in-place")
 
 
 def decide_command(policy: Policy, command: str, *, network: bool = False) -> Decision:
@@ -8720,7 +8730,7 @@ SUBCOMMANDS = frozenset(
     "git npm pnpm yarn bun cargo go docker podman kubectl gh pip pip3 poetry uv hatch pdm make"
     " terraform aws gcloud az helm systemctl brew apt apt-get dotnet mvn gradle".split()
 ) - {"make"}
-RUNNERS = re.compile(
+RUNNERS = Regex(
     r"(?:npm|pnpm|yarn|bun) (?:exec|x|dlx)|(?:uv|poetry|pdm|hatch|go|docker) (?:run|exec)"
 )
 NETWORK_TOOLS = DOWNLOADERS | frozenset(
