@@ -1226,12 +1226,9 @@ def remove_if_there(name: str, folder: int) -> None:
 
 def append_private(path: Path, text: str) -> None:
     """Add to a file of ours in one write. Raises OSError, also for a link or pipe in its place."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags, 0o600)
+    descriptor = open_ours(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    data = text.encode("utf-8", "replace")
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "no regular file")
-        data = text.encode("utf-8", "replace")
         if os.write(descriptor, data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
