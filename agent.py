@@ -2042,37 +2042,31 @@ def error_codes(body: Any, depth: int = 0) -> list[str]:
     return here + [code for value in body.values() for code in error_codes(value, depth + 1)]
 
 
-class Patterns:
-    """Several in one, upper and lower case alike; compiled at its first use."""
-
-    def __init__(self, *patterns: str) -> None:
-        self.pattern = "|".join(patterns)
-
-    def search(self, text: str) -> re.Match[str] | None:
-        """Where one of them stands first."""
-        return re.search(self.pattern, text, re.IGNORECASE | re.DOTALL)
+def any_of(*patterns: str) -> re.Pattern[str]:
+    """Several regexes in one, upper and lower case alike."""
+    return Regex("|".join(patterns), re.IGNORECASE | re.DOTALL)
 
 
 # Codes that no retry mends, whatever the status.
-QUOTA = Patterns(
+QUOTA = any_of(
     "insufficient_quota",
     "usage_limit_reached",
     "billing_(hard_)?limit",
     "billing_not_active",
     "account_(deactivated|suspended)",
 )
-FILTERED = Patterns("content_filter", "content_policy", "responsibleai", "safety_violation")
-KEY_WORDS = Patterns(r"api[ _]key (is )?(not valid|invalid)", r"(incorrect|invalid) api[ _]key")
+FILTERED = any_of("content_filter", "content_policy", "responsibleai", "safety_violation")
+KEY_WORDS = any_of(r"api[ _]key (is )?(not valid|invalid)", r"(incorrect|invalid) api[ _]key")
 # A server error that is a fault of the request: templates, replayed arguments, certificates.
-PERMANENT = Patterns(
+PERMANENT = any_of(
     "jinja",
     "chat template",
     "roles must alternate",
     "parse tool call arguments",
     "CERTIFICATE_VERIFY_FAILED",
 )
-AGAIN = Patterns("tool_use_failed")  # the model could not write its call: another try may
-OVERFLOW = Patterns(
+AGAIN = any_of("tool_use_failed")  # the model could not write its call: another try may
+OVERFLOW = any_of(
     "context_length_exceeded",
     "exceed_context_size",
     "max_prompt_tokens_exceeded",
@@ -2111,17 +2105,15 @@ SIZE_OF_REQUEST = Regex(r"Limit (\d+), Requested (\d+)")
 # What an answer complains of -> what is sent differently from then on. The first row that fits and
 # changes the request is taken; the last one, for all that no row mends, is taken once.
 ADAPTATIONS = (
-    ("no_stream_options", Patterns("stream_options", "include_usage")),
+    ("no_stream_options", any_of("stream_options", "include_usage")),
     (
         "empty_reasoning",
-        Patterns(
-            "reasoning_content.{0,60}(passed back|missing)", "missing.{0,30}reasoning_content"
-        ),
+        any_of("reasoning_content.{0,60}(passed back|missing)", "missing.{0,30}reasoning_content"),
     ),
-    ("flatten_unsigned", Patterns("thought_signature")),
+    ("flatten_unsigned", any_of("thought_signature")),
     (
         "no_extras",
-        Patterns(
+        any_of(
             "reasoning",
             "extra_content",
             "extra_forbidden",
@@ -2131,26 +2123,26 @@ ADAPTATIONS = (
     ),
     (
         "short_ids",
-        Patterns(
+        any_of(
             "length (of )?9", r"\bid\b.*(string too long|match pattern)", "duplicate.*tool_call_id"
         ),
     ),
-    ("no_blank", Patterns("non-empty", "non-whitespace", "content.{0,20} empty")),
-    ("text_or_calls", Patterns("either content or tool_calls")),
-    ("null_to_text", Patterns("content.*(null|nil\\b|string)", "(null|string).*content")),
-    ("alternate", Patterns("alternate", "unexpected role", "after role")),
-    ("named_results", Patterns("name cannot be empty")),
-    ("flatten", Patterns(r"\btool", r"\bfunction", r"\bmessages\b", "turn")),
+    ("no_blank", any_of("non-empty", "non-whitespace", "content.{0,20} empty")),
+    ("text_or_calls", any_of("either content or tool_calls")),
+    ("null_to_text", any_of("content.*(null|nil\\b|string)", "(null|string).*content")),
+    ("alternate", any_of("alternate", "unexpected role", "after role")),
+    ("named_results", any_of("name cannot be empty")),
+    ("flatten", any_of(r"\btool", r"\bfunction", r"\bmessages\b", "turn")),
 )
-HOPELESS = Patterns("does not support tools")
+HOPELESS = any_of("does not support tools")
 
 
 # The kind of an error inside a 200, told in words.
 STATUS_WORDS = (
-    (429, Patterns("rate.?limit", "too.?many", "throttl")),
-    (401, Patterns("auth", "invalid.api.key")),
-    (400, Patterns("invalid", "bad.?request", "unsupported", "validation")),
-    (404, Patterns("not.?found")),
+    (429, any_of("rate.?limit", "too.?many", "throttl")),
+    (401, any_of("auth", "invalid.api.key")),
+    (400, any_of("invalid", "bad.?request", "unsupported", "validation")),
+    (404, any_of("not.?found")),
 )
 
 
