@@ -3101,6 +3101,11 @@ def fold(path: str) -> str:
     return (path if path.isascii() else INVISIBLE.sub("", path)).casefold()
 
 
+def is_below(path: str, folder: str) -> bool:
+    """Whether a path is a folder or something in it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
 # What is never read, by the name of the file or of a folder above it.
 SECRET_NAME = Regex(
     r"(?:^|/)(\.env(?![^/]*\.(?:example|sample|template|dist)(?:/|$))[^/]*"
@@ -3293,29 +3298,27 @@ class Workspace:
             literal = f"{self.root}{literal[len(str(above[0])) :]}" if above else real
         found = [os.path.relpath(p, self.root) if self.is_inside(p) else p for p in (literal, real)]
         # The user's settings are outside, wherever the workspace is.
-        found += [path for path in (literal, real) if self.is_below(path, self.settings_folders)]
+        ours = self.settings_folders
+        found += [path for path in (literal, real) if f"{fold(path)}/".startswith(ours)]
         return list(dict.fromkeys(found))
 
     def is_inside(self, path: str) -> bool:
         """Whether an absolute path is the root or below it."""
-        return f"{path}/".startswith(f"{str(self.root).rstrip('/')}/")
-
-    def is_below(self, path: str, folders: Sequence[str]) -> bool:
-        """Whether an absolute path is one of some folded folders or below it."""
-        return f"{fold(path)}/".startswith(tuple(f"{folder}/" for folder in folders))
+        return is_below(path, str(self.root))
 
     @functools.cached_property
-    def settings_folders(self) -> list[str]:
-        """The folder of the user's own settings and keys, with and without links."""
-        return [fold(os.path.normpath(self.config)), fold(os.path.realpath(self.config))]
+    def settings_folders(self) -> tuple[str, ...]:
+        """The folder of the user's own settings and keys, with and without links, folded."""
+        places = os.path.normpath(self.config), os.path.realpath(self.config)
+        return tuple(f"{fold(place)}/" for place in places)
 
     @functools.cached_property
-    def secret_folders(self) -> list[str]:
+    def secret_folders(self) -> tuple[str, ...]:
         """Folders of the home that hold credentials, and that of the user's own settings."""
         home = self.home or os.path.expanduser("~")
         homes = {os.path.normpath(home), os.path.realpath(home)}
-        found = [fold(f"{home}/{name}") for home in homes for name in SECRET_FOLDERS]
-        return found + self.settings_folders
+        found = [fold(f"{home}/{name}/") for home in homes for name in SECRET_FOLDERS]
+        return (*found, *self.settings_folders)
 
     def is_secret(self, text: str, base: str = "") -> str:
         """Why a file is never read, by its names, its place, or for a private key in it; or ""."""
@@ -3328,7 +3331,7 @@ class Workspace:
             path = os.path.join(self.root, name)
             if reason := secret_name(name):
                 return reason
-            if self.is_below(path, self.secret_folders):
+            if f"{fold(path)}/".startswith(self.secret_folders):
                 return "it lies in a folder of keys"
         return ""
 
@@ -3556,7 +3559,7 @@ class Workspace:
         folders: dict[str, list[str]] = {}  # prefix -> names
         while waiting and count < most:
             prefix = waiting.pop()
-            if self.is_below(f"{self.root}/{prefix}".rstrip("/"), self.secret_folders):
+            if fold(f"{self.root}/{prefix}").startswith(self.secret_folders):
                 continue
             try:
                 with os.scandir(f"{self.root}/{prefix}") as entries:
@@ -4069,8 +4072,7 @@ def environ_of_ours(environ: Mapping[str, str], root: Path) -> dict[str, str]:
     made = dict(environ)
     if "PATH" in made:
         folders = [os.path.realpath(f) for f in made["PATH"].split(os.pathsep) if os.path.isabs(f)]
-        inside = "/" if str(root) == "/" else f"{root}/"
-        safe = [f for f in folders if inside == "/" or not f"{f}/".startswith(inside)]
+        safe = [f for f in folders if str(root) == "/" or not is_below(f, str(root))]
         made["PATH"] = os.pathsep.join(safe)
     return made
 
@@ -4802,11 +4804,6 @@ CACHES = {  # variable -> folder below the private /tmp
     "GOCACHE": "/.cache/go-build",
 }
 TRIAL_SECONDS = 10.0
-
-
-def is_below(path: str, folder: str) -> bool:
-    """Whether a path is a folder or something in it."""
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def trusted_program(paths: Iterable[str], root: Path) -> str:
