@@ -4785,9 +4785,10 @@ WALLS = (
 ).split()
 BLANK = ("/tmp", "/var/tmp", "/run", "/var/run")  # the sandbox has its own, empty ones
 HIDDEN_AT_HOME = (
-    ".ssh .aws .gnupg .kube .docker .azure .config/gcloud .config/gh .config/git/credentials"
-    " .netrc .git-credentials .pypirc .local/share/keyrings .Xauthority"
-).split()
+    *SECRET_FOLDERS,
+    *".config/gh .config/git/credentials .netrc .git-credentials .pypirc".split(),
+    *(".local/share/keyrings", ".Xauthority"),
+)
 SOCKET_NAMES = frozenset(  # variables that name sockets of the user's session
     "SSH_AUTH_SOCK SSH_AGENT_PID GPG_AGENT_INFO DOCKER_HOST CONTAINER_HOST XDG_RUNTIME_DIR TMUX"
     " DBUS_SESSION_BUS_ADDRESS DBUS_SYSTEM_BUS_ADDRESS DISPLAY WAYLAND_DISPLAY XAUTHORITY".split()
@@ -8713,9 +8714,9 @@ def write_targets(command: str, home: str = "") -> list[str]:
 
 # Programs with subcommands: a rule for all of them would be a rule for anything.
 SUBCOMMANDS = frozenset(
-    "git npm pnpm yarn bun cargo go docker podman kubectl gh pip pip3 poetry uv hatch pdm make"
+    "git npm pnpm yarn bun cargo go docker podman kubectl gh pip pip3 poetry uv hatch pdm"
     " terraform aws gcloud az helm systemctl brew apt apt-get dotnet mvn gradle".split()
-) - {"make"}
+)
 RUNNERS = Regex(
     r"(?:npm|pnpm|yarn|bun) (?:exec|x|dlx)|(?:uv|poetry|pdm|hatch|go|docker) (?:run|exec)"
 )
@@ -10217,8 +10218,8 @@ def read_agents_md(workspace: Workspace) -> str:
 
 def visible(text: str) -> str:
     """Text that can not move the cursor or hide: control and direction characters are escaped."""
-    hidden = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"
-    return re.sub(hidden + "|" + INVISIBLE.pattern, escaped_characters, text)
+    hidden = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200c\u200d]"  # reveal() lets joiners be
+    return re.sub(f"{hidden}|{INVISIBLE.pattern}", escaped_characters, text)
 
 
 SHOWN_CHARS, SHOWN_LINES = 110, 4  # of a call and of its result
@@ -10393,7 +10394,7 @@ def exact(text: str) -> str:
 
     def escaped(found: re.Match[str]) -> str:
         seen = found[0].isprintable() and found[0] not in UNSEEN
-        return found[0] if seen else f"\\u{{{ord(found[0]):x}}}"
+        return found[0] if seen else escaped_characters(found)
 
     text = re.sub(r"[^\t\n -~]", escaped, text)
     return re.sub(r"[ \t]{40,}", lambda found: f"[{len(found[0])} blanks]", text)
