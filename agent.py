@@ -7417,11 +7417,7 @@ def takes(rule: Rule, subject: str, kind: str) -> bool:
 
 def names_path(policy: Policy, name: str, path: str) -> bool:
     """Whether an allow rule of the user names a path itself, without wildcards."""
-    forms = (path.casefold(), glob_escape(path).casefold())
-    return any(
-        rule.tool in (name, "*") and os.path.normpath(rule.pattern).casefold() in forms
-        for rule in policy.allow
-    )
+    return fold(path) in lifted_paths(policy.allow, name)
 
 
 def names_command(policy: Policy, text: str) -> bool:
