@@ -7778,9 +7778,7 @@ class Reading:
             end = closing(text, match.end(), match[0])
             self._within(text[match.end() : end], self.part, inside=True)
         name = re.sub(r"\W.*", "", text.lstrip("#!"), flags=re.DOTALL)
-        _, sign, default = (
-            re.sub(r"^\W?\w*:?", "", text).partition("-") if "-" in text else ("", "", "")
-        )
+        default = re.sub(r"^\W?\w*:?", "", text).partition("-")[2]
         self._add(self.known.get(name, default), quoted=self.quoted)
 
     def _variable(self, name: str) -> None:
@@ -8104,10 +8102,10 @@ def danger_regex(pattern: str) -> re.Pattern[str]:
 
 def git_words(view: Sequence[str]) -> list[str]:
     """`git -C x push` -> `git push`: without the options before the subcommand."""
-    words = list(view[1:]) if view[:1] == ["git"] else []
-    while words and words[0].startswith("-"):
-        del words[: 2 if words[0] in GIT_VALUED else 1]
-    return [*view[:1], *words] if view[:1] == ["git"] else list(view)
+    words = list(view)
+    while words[:1] == ["git"] and len(words) > 1 and words[1].startswith("-"):
+        del words[1 : 3 if words[1] in GIT_VALUED else 2]
+    return words
 
 
 def signs(policy: Policy, part: Part) -> Iterator[str]:
@@ -8150,9 +8148,7 @@ def discards(policy: Policy, part: Part, words: Sequence[str]) -> bool:
     """Whether `git checkout` with these words puts files back, and does not only switch."""
     flags = [word for word in words if word.startswith("-")]
     names = [word for word in words if not word.startswith("-")]
-    if any(re.match(r"--$|-\w*[fp]|--(?:f|pathspec|ours|theirs|p)", flag) for flag in flags):
-        return True
-    if any(re.match(r"-\w*B", flag) for flag in flags):
+    if any(re.match(r"--$|-\w*[fpB]|--(?:f|pathspec|ours|theirs|p)", flag) for flag in flags):
         return True
     if any(re.match(r"-\w*[bt]|--(?:orphan|track)", flag) for flag in flags):
         return False
@@ -8269,12 +8265,10 @@ def reads_of(words: Sequence[str]) -> Reads:
     if isinstance(parsed, str):
         doubt = f"{name} with {parsed} is not known to only read"
         deep = name == "rg" or any(re.match(r"-\w*[rR]|--(r|dereference-r)", w) for w in words[1:])
+        if kind != "pattern" or not deep:
+            return Reads(doubt)
         named = [word for word in words[1:] if not word.startswith("-")][1:]
-        return (
-            Reads(doubt, tuple(named) or (".",), deep=True)
-            if deep and kind == "pattern"
-            else Reads(doubt)
-        )
+        return Reads(doubt, tuple(named) or (".",), deep=True)
     return reads_with(name, kind, *parsed)
 
 
@@ -8543,8 +8537,6 @@ def by_rule(policy: Policy, part: Part, doubt: str, *, moved: bool) -> Decision:
     allowed = ruled(policy, "allow", "bash", part.text, "command")
     if allowed and not reaches(policy, allowed.rule, part):
         allowed = None
-    if default.outcome == "deny":
-        return default
     if allowed and policy.mode == "ask":
         if policy.changed and not policy.sandboxed:
             why = "a file that may run with it was changed in this session"
