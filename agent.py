@@ -4211,12 +4211,12 @@ class GitPrograms:
 
 
 def stamp(path: Path) -> Any:
-    """What changes when a file does; None when there is none."""
+    """What changes when a file's bytes or rights do; None when there is none."""
     try:
         told = path.lstat()
     except OSError:
         return None
-    return told.st_mtime_ns, told.st_size, told.st_ino
+    return told.st_ctime_ns, told.st_size, told.st_ino  # a command can set the other time
 
 
 HOST_MODULES = "ctypes, json, os, select, signal, socket, sys, time"  # all that HostProcess has
@@ -5105,7 +5105,7 @@ class Guarded:
         self.secret: set[str] = set()
         self.mounted: frozenset[str] = frozenset()  # as the running hosts have it
         self.lost: set[int | str] = set()  # what of it is no longer there, by inode
-        self.young: dict[str, int] = {}  # a new repository's settings -> their change time
+        self.young: dict[str, Any] = {}  # a new repository's settings -> their stamp
         self.trusted: set[str] = set()  # written by the file tools since the last look
 
     def mounts(self) -> Mounts:
@@ -5137,8 +5137,8 @@ class Guarded:
         while waiting:
             fresh.update(self._list(waiting.pop(), waiting, move=move))
         for path, seen in self.young.items():
-            self.young[path] = change_time(self.root / path)
-            if self.young[path] not in (seen, 0) and path not in self.mounted:
+            self.young[path] = stamp(self.root / path)
+            if self.young[path] not in (seen, None) and path not in self.mounted:
                 fresh.add(path)
         fresh = {p for p in fresh - self.trusted if self.kept.get(p) not in self.lost}
         self.trusted.clear()
@@ -5393,7 +5393,7 @@ class Guarded:
                 with open(os.open(name, flags, 0o644, dir_fd=holder), "wb") as file:
                     file.write(plain)
                 self.kept[path] = os.lstat(name, dir_fd=holder).st_ino
-        self.young[path] = change_time(self.root / path)
+        self.young[path] = stamp(self.root / path)
         return [f"{path}: {', '.join(names)}"] if names else []
 
 
@@ -5403,14 +5403,6 @@ def link_text(path: str) -> str:
         return os.readlink(path)
     except OSError:
         return ""
-
-
-def change_time(path: Path) -> int:
-    """When a file's bytes or rights changed last, in ns; 0 when it is not there."""
-    try:
-        return os.lstat(path).st_ctime_ns
-    except OSError:
-        return 0
 
 
 def plain_git_settings(data: bytes, environ: Mapping[str, str]) -> tuple[bytes | None, list[str]]:
