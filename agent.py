@@ -1161,10 +1161,10 @@ def descend(start: Path, parts: Iterable[str], *, make: bool = False) -> int:
     return folder
 
 
-def make_folder(name: str, parent: int) -> None:
+def make_folder(name: str, parent: int, mode: int = 0o777) -> None:
     """Make a folder inside an open one, unless it is there."""
     try:
-        os.mkdir(name, dir_fd=parent)
+        os.mkdir(name, mode, dir_fd=parent)
     except FileExistsError:
         return
 
@@ -1302,10 +1302,8 @@ class Session:
         """Keep messages that compaction removes, one a line."""
         if self.path is None:
             return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         text = "".join(encode(message) + "\n" for message in messages)
-        with open(open_ours(self.path.with_suffix(".archive.jsonl"), flags), "ab") as file:
-            file.write(text.encode("utf-8", "replace"))
+        append_private(self.path.with_suffix(".archive.jsonl"), text)
 
     def close(self) -> None:
         """Let other processes have it; a session that never began leaves no file."""
@@ -3865,9 +3863,7 @@ def make_plain_folders(*folders: Path) -> None:
     for folder in folders:
         parent = folder_of_ours(folder)
         try:
-            os.mkdir(folder.name, 0o700, dir_fd=parent)
-        except FileExistsError:
-            continue
+            make_folder(folder.name, parent, 0o700)
         finally:
             os.close(parent)
 
@@ -3911,13 +3907,12 @@ class Journal:
         image = None if before is None else digest(before)
         row = {"turn": self.turn, "call": self.call, "before": image, **row}
         try:
-            if before is not None and image is not None:
-                self._keep_image(image, before, sync=sync)
             if self.folder is not None:
                 make_plain_folders(self.folder.parent, self.folder)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-                with open(open_ours(self.folder / "journal", flags), "wb") as file:
-                    file.write(b"\n%b\n" % json.dumps(row).encode())  # behind what a kill has torn
+            if before is not None and image is not None:
+                self._keep_image(image, before, sync=sync)
+            if self.folder is not None:  # on a new line, behind what a kill has torn
+                append_private(self.folder / "journal", f"\n{json.dumps(row)}\n")
             self.rows.append(row)
         except OSError as error:
             return f" (it can not be undone: {error.strerror})"
@@ -3926,9 +3921,7 @@ class Journal:
     def _keep_image(self, name: str, data: bytes, *, sync: bool) -> None:
         if self.folder is None:
             self.images[name] = data
-            return
-        make_plain_folders(self.folder.parent, self.folder)
-        if not (self.folder / name).is_file():
+        elif not (self.folder / name).is_file():
             write_private(self.folder / name, data, sync=sync)
 
     def image(self, name: str | None) -> bytes | None:
