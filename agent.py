@@ -3247,7 +3247,7 @@ class Workspace:
 
     def use_sandbox(self, wanted: bool, otherwise: str = "not asked for") -> None:
         """Commands run in the sandbox from now on, or not; `sandbox_state` says how it is."""
-        trouble = self.host.sandbox.trouble() if wanted else otherwise
+        trouble = self.host.sandbox.trouble if wanted else otherwise
         self.host.inside = not trouble
         self.sandbox_state = f"off: {trouble}" if trouble else "on"
 
@@ -4839,7 +4839,6 @@ class Sandbox:
         words = [re.sub(r"^~(?=/|$)", environ.get("HOME", "~"), text) for text in readable]
         self.readable = [os.path.realpath(os.path.join(self.root, word)) for word in words]
         self.shown = self._shown()
-        self._trouble: str | None = None
 
     def _homes(self) -> set[str]:
         """The user's home, and where the account has it."""
@@ -4882,14 +4881,9 @@ class Sandbox:
         atexit.register(self.close)
         return made
 
+    @functools.cached_property
     def trouble(self) -> str:
         """Why commands can not run inside, "" when they can; tried once."""
-        if self._trouble is None:
-            self._trouble = self._try()
-        return self._trouble
-
-    def _try(self) -> str:
-        """Run nothing inside the walls."""
         if sys.platform not in ("linux", "darwin"):
             return f"there is none for {sys.platform}"
         if not self.program:
@@ -5152,16 +5146,10 @@ class Guarded:
 
     def _changed(self) -> list[str]:
         """Folders to look into again."""
-        waiting = []
-        for key, seen in self.folders.items():
-            try:
-                status = os.lstat(f"{self.root}/{key}")
-            except OSError:
-                waiting.append(key)
-                continue
-            if (status.st_ino, status.st_ctime_ns) != seen:
-                waiting.append(key)
-        return waiting
+        told = {key: stamp(self.root / key) for key in self.folders}
+        return [
+            key for key, now in told.items() if not now or (now[2], now[0]) != self.folders[key]
+        ]
 
     def _forget(self, key: str) -> None:
         """A folder is gone, with all that was in it."""
@@ -5350,18 +5338,18 @@ class Guarded:
             if path == ".agent":  # where the quarantine is to be
                 os.rename(name, ".agent-moved", src_dir_fd=holder, dst_dir_fd=holder)
                 name = ".agent-moved"
-            self._store(folder, path, lambda target: os.rename(name, target, src_dir_fd=holder))
+            self._store(path, name, holder, folder)
         if path in self.links:
             os.symlink(self.links[path], os.path.basename(path), dir_fd=holder)
             self.kept[path] = self.links[path]
         return status is not None
 
-    def _store(self, folder: str, path: str, put: Callable[[Path], None]) -> None:
-        """Put something into the quarantine under its own path."""
+    def _store(self, path: str, name: str, holder: int, folder: str) -> None:
+        """Move what has this name in an open folder into the quarantine, under its path."""
         state_folder(self.root)
         target = self.root / folder / path
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        put(target)
+        os.rename(name, target, src_dir_fd=holder)
         self.kept[".agent"] = os.lstat(self.root / ".agent").st_ino
 
     def _tidy(self, path: str, holder: int, folder: str) -> list[str]:
@@ -5379,7 +5367,7 @@ class Guarded:
         if status is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
             plain, names = plain_git_settings(data, self.environ)
         if plain != data:
-            self._store(folder, path, lambda target: os.rename(name, target, src_dir_fd=holder))
+            self._store(path, name, holder, folder)
             self.kept.pop(path, None)
             if plain is not None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
