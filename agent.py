@@ -3997,9 +3997,8 @@ def diff_of(change: Change, name: str) -> str:
     return "".join(line if line.endswith("\n") else line + mark for line in lines)
 
 
-# -- commands -----------------------------------------------------------------
+# -- what commands see, and what no text may hold -----------------------------
 
-HOST_MARK = "AGENT_COMMANDS"
 QUIET = {  # whatever would wait for a person fails or passes through at once
     "PAGER": "cat",
     "GIT_PAGER": "cat",
@@ -4212,6 +4211,9 @@ def stamp(path: Path) -> Any:
     return told.st_ctime_ns, told.st_size, told.st_ino  # a command can set the other time
 
 
+# -- commands -----------------------------------------------------------------
+
+HOST_MARK = "AGENT_COMMANDS"
 HOST_MODULES = "ctypes, json, os, select, signal, socket, sys, time"  # all that HostProcess has
 
 
@@ -5081,8 +5083,6 @@ class Guarded:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.root = workspace.root
-        self.open_folder = workspace.folder
-        self.environ = workspace.environ
         self.folders: dict[str, tuple[int, int]] = {}  # path -> inode, change time; 0: look again
         self.inner: dict[str, set[str]] = {}  # path -> those of its folders that are looked into
         self.watch: FolderWatch | None = None
@@ -5285,7 +5285,7 @@ class Guarded:
         folder = self._quarantine_name()
         for path in paths:
             try:
-                holder = self.open_folder(self.root / path)
+                holder = self.workspace.folder(self.root / path)
             except ToolError:  # it went with its folder
                 continue
             try:
@@ -5365,7 +5365,7 @@ class Guarded:
             status, data = None, b""
         plain, names = None, ["all of it"]
         if status is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-            plain, names = plain_git_settings(data, self.environ)
+            plain, names = plain_git_settings(data, self.workspace.environ)
         if plain != data:
             self._store(path, name, holder, folder)
             self.kept.pop(path, None)
