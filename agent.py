@@ -4999,9 +4999,7 @@ def remove_folder(path: str) -> None:
 
 
 # Names that may be protected: to ask about each of a tree's files takes too long.
-MARKED_NAME = Regex(
-    r"(?is)\..*|id_.*|(agents|agents\.override|claude)\.md|workflows|.*\.(pem|key|p8|asc)"
-)
+MARKED_NAME = Regex(r"(?is)\..*|(agents|agents\.override|claude)\.md|workflows")
 KEPT_IN_GIT = Regex(
     r"(?is)hooks|hooks/.+(?<!\.sample)|modules|commondir|config.*|info/attributes"
     r"|worktrees/[^/]+/(commondir|config\.worktree)"
@@ -5203,7 +5201,8 @@ class Guarded:
         found, inner = {}, dict[str, int]()
         for entry in entries:
             is_folder = entry.is_dir(follow_symlinks=False)
-            if git is None and not is_folder and not MARKED_NAME.fullmatch(entry.name):
+            marked = is_folder or MARKED_NAME.fullmatch(entry.name) or KEY_LIKE.search(entry.name)
+            if git is None and not marked:
                 continue
             path = f"{key}/{entry.name}" if key else entry.name
             kept, enters = self._place(git, path, entry.name, is_folder=is_folder)
