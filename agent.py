@@ -1218,7 +1218,9 @@ def append_private(path: Path, text: str) -> None:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "no regular file")
         data = text.encode("utf-8", "replace")
-        if os.write(descriptor, data) < len(data):
+        written = os.write(descriptor, data)
+        if written < len(data):  # half a line would spoil the next one
+            os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(descriptor)
@@ -8733,7 +8735,8 @@ def permitting_rules(policy: Policy, name: str, subject: str) -> list[str]:
     if name != "bash":
         kinds = ("path",) if name in ("write_file", "edit_file", "note") else ("text", "path")
         asked = any(ruled(policy, "ask", name, subject, kind) for kind in kinds)
-        return [] if asked or policy.mode == "plan" else [f"{name} {glob_escape(subject)}"]
+        tool = "read_file" if name in ("grep", "list_files") else name  # what lifts for all three
+        return [] if asked or policy.mode == "plan" else [f"{tool} {glob_escape(subject)}"]
     judged = judge_parts(policy, subject)
     texts = dict.fromkeys(part.text for part, one in judged if one.outcome != "allow")
     return those_that_permit(policy, subject, [f"bash {glob_escape(text)}" for text in texts])
@@ -8825,8 +8828,8 @@ def explain(policy: Policy, command: str) -> list[str]:
     lines: list[str] = []
     for part, decision in judge_parts(policy, command):
         by = f" ({decision.rule})" if decision.rule and decision.rule not in decision.reason else ""
-        written = "".join(f" > {path}" for path in part.writes)
-        lines += [f"{decision.outcome}: {part.text}{written}", f"    {decision.reason}{by}"]
+        shown = part.text + "".join(f" > {path}" for path in part.writes)
+        lines += [f"{decision.outcome}: {shown or command}", f"    {decision.reason}{by}"]
         if decision.outcome != "allow":
             lines.append(f"    {what_changes(policy, command, part, decision)}")
     total = decide_command(policy, command)
@@ -9718,8 +9721,8 @@ class Agent:
         policy, names = self.policy(), self.subjects(one.made, one.arguments)
         found = [rule for name in names for rule in permitting_rules(policy, one.made.name, name)]
         rules = list(dict.fromkeys(found))
-        if not rules or any("\n" in rule for rule in rules):
-            return []
+        if not all(rule.replace("\t", " ").isprintable() for rule in rules):
+            return []  # nobody can type it
         outcome = self.judge(one.made, one.arguments, rules).outcome
         return rules if outcome == "allow" else []
 
@@ -9902,7 +9905,8 @@ class Agent:
             "outcome": one.told["status"],
             "ms": one.told["ms"],
         }
-        line = json.dumps(row) + "\n"  # in ASCII: whoever reads it is not fooled either
+        # In ASCII: whoever reads it is not fooled either. Names and reasons may hold a key as well.
+        line = json.dumps(clean_all(row, self.mask)) + "\n"
         path = folder.parent / "audit.jsonl"
         self.keep(lambda: append_private(path, line), "the audit can not be written")
 
@@ -10515,6 +10519,9 @@ class Person:
         try:
             answer = self.read_line()
             pasted = drain(self.stdin, PASTE_SECONDS)
+        except KeyboardInterrupt:
+            stop += "\n"
+            raise
         finally:
             self.screen.write(self.screen.err, stop)
         if answer is None:
@@ -10873,7 +10880,7 @@ def guarded(callback: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **data: Any) -> Any:
         try:
             return callback(*arguments, **data)
-        except Exception as error:
+        except (Exception, SystemExit, GeneratorExit) as error:
             if not failed:
                 sys.stderr.write(f"agent: a callback failed: {error!r}\n")
             failed.append(repr(error))

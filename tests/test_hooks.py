@@ -8,6 +8,7 @@ and `add_hook`; the tests look for values and not for the names of keys.
 import json
 import os
 import re
+import resource
 import select
 import signal
 import stat
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 from conftest import NAP, alive, results, session_files, until
 
-from agent import Settings, build_agent, tool
+from agent import Settings, append_private, build_agent, tool
 from flaky_server import FlakyServer
 
 SECRET = "sk-Test0123456789abcdefXYZ"
@@ -422,6 +423,7 @@ def test_the_audit_has_a_line_for_each_call_with_who_decided(run_agent, workspac
         (call("frobnicate", x=1), ("frobnicate", "error"), ""),
         (call("read_file", path="none.txt"), ("read_file", "error", "allow"), ""),
         (call("read_file", lines="x"), ("read_file", "error"), ""),
+        (call("read_file", **{SECRET: 1}), ("read_file", "error"), ""),
         (call("bash", command=f"echo {SECRET} {TOKEN}"), ("bash", "ok", "allow"), ""),
         (write("big.txt", "word " * 40_000), ("write_file", "denied", "ask"), ""),
     ]
@@ -480,6 +482,20 @@ def test_the_audit_grows_and_begins_again_nowhere(play) -> None:
     sessions = [first.session, second.session]
     assert [holds(line, one) for line, one in zip(lines, sessions, strict=True)] == [True, True]
     assert "--yes" in json.dumps(lines[0]) and "write_file b.txt" in json.dumps(lines[1])
+
+
+def test_a_line_that_the_disk_takes_in_part_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    append_private(path, "first\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space"):
+            append_private(path, "second\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    append_private(path, "third\n")
+    assert path.read_text() == "first\nthird\n"
 
 
 def test_without_a_session_there_is_no_audit(play) -> None:

@@ -664,6 +664,7 @@ def test_a_command_is_explained_part_by_part_with_what_would_change_it() -> None
         "    --allow 'bash git push' would change it",
         "decision: human (it publishes commits)",
     ]
+    assert explain(policy_of(), "'")[0] == "ask: '"
 
 
 def test_an_unknown_name_in_lift_is_refused() -> None:
