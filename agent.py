@@ -8983,7 +8983,7 @@ class Unattended(Denied):
 NOBODY = "nobody is there to approve it"
 
 
-HOOK_BYTES = 1_000_000  # that a hook may print
+HOOK_BYTES = 1_000_000  # kept of what a hook prints
 
 
 class HookRun:
@@ -9057,20 +9057,18 @@ class HookRun:
         deadline = time.monotonic() + self.seconds
         while True:
             ended = process.poll() is not None
-            ready = select.select(list(pipes), [], [], 0 if ended else HOOK_SLICE_SECONDS)[0]
-            for pipe in ready:
-                data = os.read(pipe.fileno(), 65536)
-                self.output[pipes[pipe]] += data
+            for pipe in select.select(list(pipes), [], [], 0 if ended else HOOK_SLICE_SECONDS)[0]:
+                data = os.read(pipe.fileno(), 65536)  # all that a pipe holds
+                name = pipes[pipe]
+                self.output[name] += data[: HOOK_BYTES - len(self.output[name])]
                 if not data:
                     del pipes[pipe]
-            if sum(map(len, self.output.values())) > HOOK_BYTES:
-                self.failure = f"it printed more than {HOOK_BYTES} bytes"
-            elif time.monotonic() > deadline and not ended:
+            if time.monotonic() > deadline and not ended:
                 self.failure = f"it did not end within {self.seconds:g} s"
             if self.failure or self.stopped.is_set():
                 end_group(process, mark)
                 return
-            if ended and not ready:
+            if ended:
                 self.code = process.returncode
                 return
 
@@ -9085,6 +9083,8 @@ class HookRun:
             return encode({"block": clip(said) or BLOCKED})
         if self.code:
             raise ToolError(f"it ended with {self.code}: {first_line(said)}")
+        if len(self.output["stdout"]) >= HOOK_BYTES:
+            raise ToolError(f"it printed {HOOK_BYTES} bytes or more")
         return clean(self.output["stdout"].decode("utf-8", "replace"))
 
 
@@ -9630,7 +9630,7 @@ class Agent:
                 )
                 text = run.answer()
             answer = read_json_object(text)[0]
-            if not isinstance(answer.get("arguments", {}), dict):
+            if not isinstance(answer.get("arguments"), dict | None):
                 raise ToolError('its "arguments" are no object')
             return answer
         except ToolError as error:
@@ -9646,11 +9646,12 @@ class Agent:
         for hook in self.hooks_of("before_tool"):
             answer = self.call_hook(hook, self.facts("before_tool", one))
             if answer.get("block") not in (None, False):
-                reason = str(answer["block"]).strip() or BLOCKED
+                said = answer["block"]
+                reason = said.strip() if isinstance(said, str) and said.strip() else BLOCKED
                 one.decision, one.by = Decision("deny", reason, "hook before_tool"), "hook"
                 raise Denied(reason)
-            changed = answer.get("arguments", one.arguments)
-            if changed != one.arguments:
+            changed = answer.get("arguments")
+            if changed is not None and changed != one.arguments:
                 one.call = dataclasses.replace(one.call, arguments=clean_all(changed))
                 text = f"a hook changed the call: {one.made.name} {clip(encode(changed), 1000)}"
                 self.emit("notice", level="info", text=text)

@@ -194,7 +194,8 @@ def test_a_hook_that_is_no_list_of_words_is_named_and_nothing_starts(run_agent, 
 
 
 def test_exit_2_blocks_the_call_and_its_words_go_to_the_model(play) -> None:
-    hook = sh('grep -q blocked && { echo "not that one"; echo "ask Ann" >&2; exit 2; }; exit 0')
+    says = 'echo "not that one"; echo "ask Ann" >&2; head -c 3000000 /dev/zero >&2; exit 2'
+    hook = sh(f"grep -q blocked && {{ {says}; }}; exit 0")
     done = play(
         [batch(write("blocked.txt"), write("free.txt")), "PONG"], hooks={"before_tool": hook}
     )
@@ -380,12 +381,23 @@ def test_a_function_that_fails_never_ends_the_turn(play, capfd, kind, error) -> 
     assert len(warnings(done, capfd.readouterr().err)) == 1
 
 
-@pytest.mark.parametrize("answer", [None, True, 0, "", object], ids=repr)
+@pytest.mark.parametrize("answer", [None, True, 0, "", object, {"arguments": None}], ids=repr)
 @pytest.mark.long
 def test_a_function_that_says_nothing_of_use_changes_nothing(play, answer) -> None:
     steps = [write("a.txt"), "PONG"]
     done = play(steps, setup=lambda agent: add_hook(agent, "before_tool", lambda *_, **__: answer))
     assert (done.result.status, files(done.root)) == ("done", ["a.txt"])
+
+
+@pytest.mark.parametrize("why", ["no", True, "", 1])
+def test_a_function_may_block_with_a_reason_or_without(play, why) -> None:
+    answer = {"block": why, "arguments": None}
+    done = play(
+        [write("a.txt"), "PONG"],
+        setup=lambda agent: add_hook(agent, "before_tool", lambda facts: answer),
+    )
+    reason = why if why == "no" else "a hook does not allow it"
+    assert (done.texts, files(done.root)) == ([f"denied: {reason}"], [])
 
 
 def test_a_call_that_a_function_changed_is_judged_again(play) -> None:
