@@ -8733,10 +8733,12 @@ NETWORK_TOOLS = DOWNLOADERS | frozenset(
 def permitting_rules(policy: Policy, name: str, subject: str) -> list[str]:
     """The narrowest `--allow` rules that would permit a refused call; [] when no rule can."""
     if name != "bash":
-        kinds = ("path",) if name in ("write_file", "edit_file", "note") else ("text", "path")
+        writes = name in ("write_file", "edit_file", "note")
+        kinds = ("path",) if writes else ("text", "path")
         asked = any(ruled(policy, "ask", name, subject, kind) for kind in kinds)
         tool = "read_file" if name in ("grep", "list_files") else name  # what lifts for all three
-        return [] if asked or policy.mode == "plan" else [f"{tool} {glob_escape(subject)}"]
+        plan = writes and policy.mode == "plan"
+        return [] if asked or plan else [f"{tool} {glob_escape(subject)}"]
     judged = judge_parts(policy, subject)
     texts = dict.fromkeys(part.text for part, one in judged if one.outcome != "allow")
     return those_that_permit(policy, subject, [f"bash {glob_escape(text)}" for text in texts])
@@ -11225,7 +11227,8 @@ def run_once(agent: Agent, prompt: str, screen: Screen, output_format: str) -> i
 
 def show_refusal(row: Mapping[str, Any], screen: Screen) -> None:
     """A call that was not permitted, with the rules that would permit it."""
-    screen.line(f"agent: denied {call_line(row['name'], row['arguments'])}: {row['reason']}")
+    reason = row["reason"].replace("\n", "\\n")  # no part of it is a line of ours
+    screen.line(f"agent: denied {call_line(row['name'], row['arguments'])}: {reason}")
     if row["rule"]:
         flags = [f"--allow {shlex.quote(rule)}" for rule in row["rule"].split("\n")]
         screen.line(f"agent:   permitted by {' '.join(flags)}")

@@ -843,6 +843,21 @@ def test_the_suggested_rules_permit_the_call(name: str, subject: str, mode: str)
 
 
 @pytest.mark.parametrize(
+    ("name", "subject", "rules"),
+    [
+        ("fetch_url", "https://example.com/a", ["fetch_url https://example.com/a"]),
+        ("web_search", '{"query":"why"}', ['web_search {"query":"why"}']),
+        ("write_file", "a.py", []),
+        ("bash", "make", []),
+    ],
+)
+def test_in_plan_mode_rules_permit_the_network_alone(
+    name: str, subject: str, rules: list[str]
+) -> None:
+    assert permitting_rules(policy_of("plan"), name, subject) == rules
+
+
+@pytest.mark.parametrize(
     ("name", "subject", "other"),
     [
         ("bash", "make a*", "make ab"),
