@@ -9800,9 +9800,10 @@ class Agent:
         """All that a person is shown of a call before it runs."""
         made, plan, human = one.made, one.plan, one.decision.outcome == "human"
         subject = self.subject(made, one.arguments)
+        text = subject if made.name == "bash" or len(one.arguments) < 2 else encode(one.arguments)
         return Question(
             "approve",
-            diff_of(plan, shown_name(self.workspace.relative(plan.path))) if plan else subject,
+            diff_of(plan, shown_name(self.workspace.relative(plan.path))) if plan else text,
             made.name,
             one.decision.reason,
             one.call.id,

@@ -699,16 +699,17 @@ def test_a_tool_of_the_user_runs_with_the_arguments_that_were_shown(play) -> Non
     ran: list[str] = []
 
     @tool
-    def deploy(place: str) -> str:
+    def deploy(place: str, command: str = "") -> str:
         """Deploy.
 
         place: where to
+        command: what to run there
         """
         ran.append(place)
         return "done"
 
     asked_: list[str] = []
-    steps = [call("deploy", place="here\u200b  now"), call("deploy", place="there")]
+    steps = [call("deploy", place="here\u200b  now"), call("deploy", command="x", place="there")]
     answers = iter(["y", "n"])
     play([batch(*steps), "PONG"], lambda q: asked_.append(q.text) or next(answers), tools=[deploy])
     assert ran == ["here\u200b  now"]
