@@ -7358,6 +7358,7 @@ class Policy:
     changed: bool = False  # a file that runs later was changed in this session
 
 
+@functools.lru_cache(maxsize=1000)  # each decision makes its policy anew
 def parse_rule(text: str) -> Rule:
     """`"bash pytest *"` -> Rule("bash", "pytest *"). Raises UsageError."""
     name, _, pattern = text.strip().partition(" ")
