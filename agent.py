@@ -11235,7 +11235,8 @@ def show_refusal(row: Mapping[str, Any], screen: Screen) -> None:
         flags = [f"--allow {shlex.quote(rule)}" for rule in row["rule"].split("\n")]
         screen.line(f"agent:   permitted by {' '.join(flags)}")
     elif row["reason"].startswith(NOBODY):
-        screen.line("agent:   no --allow rule can permit it")
+        flag = " without --network" if row["arguments"].get("network") else ""
+        screen.line(f"agent:   no --allow rule can permit it{flag}")
 
 
 def run_repl(agent: Agent, person: Person) -> int:
