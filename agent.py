@@ -10460,7 +10460,7 @@ class Person:
             end = "? [y/n] " if question.kind == "approve" else "? "
             return self.line("", question.text.rstrip("? \n") + end, question.kind)
         except EOFError:
-            return None
+            return "" if question.kind == "answer" else None
 
     def approve(self, question: Question) -> str | Always:
         """The answer to a call that is shown. Raises EOFError."""
