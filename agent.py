@@ -1229,7 +1229,9 @@ def append_private(path: Path, text: str) -> None:
     descriptor = open_ours(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     data = text.encode("utf-8", "replace")
     try:
-        if os.write(descriptor, data) < len(data):
+        written = os.write(descriptor, data)
+        if written < len(data):  # half a line would spoil the next one
+            os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(descriptor)
@@ -7329,6 +7331,7 @@ class Policy:
     changed: bool = False  # a file that runs later was changed in this session
 
 
+@functools.lru_cache(maxsize=1000)  # each decision makes its policy anew
 def parse_rule(text: str) -> Rule:
     """`"bash pytest *"` -> Rule("bash", "pytest *"). Raises UsageError."""
     name, _, pattern = text.strip().partition(" ")
@@ -8688,9 +8691,12 @@ NETWORK_TOOLS = DOWNLOADERS | frozenset(
 def permitting_rules(policy: Policy, name: str, subject: str) -> list[str]:
     """The narrowest `--allow` rules that would permit a refused call; [] when no rule can."""
     if name != "bash":
-        kinds = ("path",) if name in ("write_file", "edit_file", "note") else ("text", "path")
+        writes = name in ("write_file", "edit_file", "note")
+        kinds = ("path",) if writes else ("text", "path")
         asked = any(ruled(policy, "ask", name, subject, kind) for kind in kinds)
-        return [] if asked or policy.mode == "plan" else [f"{name} {glob_escape(subject)}"]
+        tool = "read_file" if name in ("grep", "list_files") else name  # what lifts for all three
+        plan = writes and policy.mode == "plan"
+        return [] if asked or plan else [f"{tool} {glob_escape(subject)}"]
     judged = judge_parts(policy, subject)
     texts = dict.fromkeys(part.text for part, one in judged if one.outcome != "allow")
     return those_that_permit(policy, subject, [f"bash {glob_escape(text)}" for text in texts])
@@ -8782,8 +8788,8 @@ def explain(policy: Policy, command: str) -> list[str]:
     lines: list[str] = []
     for part, decision in judge_parts(policy, command):
         by = f" ({decision.rule})" if decision.rule and decision.rule not in decision.reason else ""
-        written = "".join(f" > {path}" for path in part.writes)
-        lines += [f"{decision.outcome}: {part.text}{written}", f"    {decision.reason}{by}"]
+        shown = part.text + "".join(f" > {path}" for path in part.writes)
+        lines += [f"{decision.outcome}: {shown or command}", f"    {decision.reason}{by}"]
         if decision.outcome != "allow":
             lines.append(f"    {what_changes(policy, command, part, decision)}")
     total = decide_command(policy, command)
@@ -8937,7 +8943,7 @@ class Unattended(Denied):
 NOBODY = "nobody is there to approve it"
 
 
-HOOK_BYTES = 1_000_000  # that a hook may print
+HOOK_BYTES = 1_000_000  # kept of what a hook prints
 
 
 class HookRun:
@@ -9011,20 +9017,18 @@ class HookRun:
         deadline = time.monotonic() + self.seconds
         while True:
             ended = process.poll() is not None
-            ready = select.select(list(pipes), [], [], 0 if ended else HOOK_SLICE_SECONDS)[0]
-            for pipe in ready:
-                data = os.read(pipe.fileno(), 65536)
-                self.output[pipes[pipe]] += data
+            for pipe in select.select(list(pipes), [], [], 0 if ended else HOOK_SLICE_SECONDS)[0]:
+                data = os.read(pipe.fileno(), 65536)  # all that a pipe holds
+                name = pipes[pipe]
+                self.output[name] += data[: HOOK_BYTES - len(self.output[name])]
                 if not data:
                     del pipes[pipe]
-            if sum(map(len, self.output.values())) > HOOK_BYTES:
-                self.failure = f"it printed more than {HOOK_BYTES} bytes"
-            elif time.monotonic() > deadline and not ended:
+            if time.monotonic() > deadline and not ended:
                 self.failure = f"it did not end within {self.seconds:g} s"
             if self.failure or self.stopped.is_set():
                 end_group(process, mark)
                 return
-            if ended and not ready:
+            if ended:
                 self.code = process.returncode
                 return
 
@@ -9039,6 +9043,8 @@ class HookRun:
             return encode({"block": clip(said) or BLOCKED})
         if self.code:
             raise ToolError(f"it ended with {self.code}: {first_line(said)}")
+        if len(self.output["stdout"]) >= HOOK_BYTES:
+            raise ToolError(f"it printed {HOOK_BYTES} bytes or more")
         return clean(self.output["stdout"].decode("utf-8", "replace"))
 
 
@@ -9584,7 +9590,7 @@ class Agent:
                 )
                 text = run.answer()
             answer = read_json_object(text)[0]
-            if not isinstance(answer.get("arguments", {}), dict):
+            if not isinstance(answer.get("arguments"), dict | None):
                 raise ToolError('its "arguments" are no object')
             return answer
         except ToolError as error:
@@ -9600,11 +9606,12 @@ class Agent:
         for hook in self.hooks_of("before_tool"):
             answer = self.call_hook(hook, self.facts("before_tool", one))
             if answer.get("block") not in (None, False):
-                reason = str(answer["block"]).strip() or BLOCKED
+                said = answer["block"]
+                reason = said.strip() if isinstance(said, str) and said.strip() else BLOCKED
                 one.decision, one.by = Decision("deny", reason, "hook before_tool"), "hook"
                 raise Denied(reason)
-            changed = answer.get("arguments", one.arguments)
-            if changed != one.arguments:
+            changed = answer.get("arguments")
+            if changed is not None and changed != one.arguments:
                 one.call = dataclasses.replace(one.call, arguments=clean_all(changed))
                 text = f"a hook changed the call: {one.made.name} {clip(encode(changed), 1000)}"
                 self.emit("notice", level="info", text=text)
@@ -9675,8 +9682,8 @@ class Agent:
         policy, names = self.policy(), self.subjects(one.made, one.arguments)
         found = [rule for name in names for rule in permitting_rules(policy, one.made.name, name)]
         rules = list(dict.fromkeys(found))
-        if not rules or any("\n" in rule for rule in rules):
-            return []
+        if not all(rule.replace("\t", " ").isprintable() for rule in rules):
+            return []  # nobody can type it
         outcome = self.judge(one.made, one.arguments, rules).outcome
         return rules if outcome == "allow" else []
 
@@ -9751,9 +9758,10 @@ class Agent:
         """All that a person is shown of a call before it runs."""
         made, plan, human = one.made, one.plan, one.decision.outcome == "human"
         subject = self.subject(made, one.arguments)
+        text = subject if made.name == "bash" or len(one.arguments) < 2 else encode(one.arguments)
         return Question(
             "approve",
-            diff_of(plan, shown_name(self.workspace.relative(plan.path))) if plan else subject,
+            diff_of(plan, shown_name(self.workspace.relative(plan.path))) if plan else text,
             made.name,
             one.decision.reason,
             one.call.id,
@@ -9859,7 +9867,8 @@ class Agent:
             "outcome": one.told["status"],
             "ms": one.told["ms"],
         }
-        line = json.dumps(row) + "\n"  # in ASCII: whoever reads it is not fooled either
+        # In ASCII: whoever reads it is not fooled either. Names and reasons may hold a key as well.
+        line = json.dumps(clean_all(row, self.mask)) + "\n"
         path = folder.parent / "audit.jsonl"
         self.keep(lambda: append_private(path, line), "the audit can not be written")
 
@@ -10408,7 +10417,7 @@ class Person:
             end = "? [y/n] " if question.kind == "approve" else "? "
             return self.line("", question.text.rstrip("? \n") + end, question.kind)
         except EOFError:
-            return None
+            return "" if question.kind == "answer" else None
 
     def approve(self, question: Question) -> str | Always:
         """The answer to a call that is shown. Raises EOFError."""
@@ -10472,6 +10481,9 @@ class Person:
         try:
             answer = self.read_line()
             pasted = drain(self.stdin, PASTE_SECONDS)
+        except KeyboardInterrupt:
+            stop += "\n"
+            raise
         finally:
             self.screen.write(self.screen.err, stop)
         if answer is None:
@@ -10830,7 +10842,7 @@ def guarded(callback: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **data: Any) -> Any:
         try:
             return callback(*arguments, **data)
-        except Exception as error:
+        except (Exception, SystemExit, GeneratorExit) as error:
             if not failed:
                 sys.stderr.write(f"agent: a callback failed: {error!r}\n")
             failed.append(repr(error))
@@ -11174,12 +11186,14 @@ def run_once(agent: Agent, prompt: str, screen: Screen, output_format: str) -> i
 
 def show_refusal(row: Mapping[str, Any], screen: Screen) -> None:
     """A call that was not permitted, with the rules that would permit it."""
-    screen.line(f"agent: denied {call_line(row['name'], row['arguments'])}: {row['reason']}")
+    reason = row["reason"].replace("\n", "\\n")  # no part of it is a line of ours
+    screen.line(f"agent: denied {call_line(row['name'], row['arguments'])}: {reason}")
     if row["rule"]:
         flags = [f"--allow {shlex.quote(rule)}" for rule in row["rule"].split("\n")]
         screen.line(f"agent:   permitted by {' '.join(flags)}")
     elif row["reason"].startswith(NOBODY):
-        screen.line("agent:   no --allow rule can permit it")
+        flag = " without --network" if row["arguments"].get("network") else ""
+        screen.line(f"agent:   no --allow rule can permit it{flag}")
 
 
 def run_repl(agent: Agent, person: Person) -> int:

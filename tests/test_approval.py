@@ -385,7 +385,7 @@ def test_no_always_for_what_runs_anything(terminal, workspace):
         typed_rule(screen, "bash *")
         asked(screen)  # It says no, and asks for another rule or goes on without.
         screen.interrupt()
-        screen.prompt(60)
+        assert "^C\r\n" in screen.prompt(60)
         screen.send("again\r")
         assert "touch u.txt" in asked(screen)
         screen.send("n\r")
@@ -534,6 +534,19 @@ def test_each_of_the_flags_is_needed(run_agent, workspace, left_out):
     assert (done.returncode, allow_flags(done.stderr)) == (77, flags[2 * left_out :][:2])
 
 
+def test_rules_are_named_that_can_be_typed_and_that_work(play) -> None:
+    steps = [write("zero\u200bwidth"), write("a\x1b[2Kb"), call("grep", regex="x", path=".env")]
+    done = play([batch(*steps), "PONG"])
+    assert [row["rule"] for row in done.result.denied] == ["", "", "read_file .env"]
+
+
+def test_no_name_passes_for_a_line_of_ours(run_agent):
+    path = "../a\nagent:   permitted by --allow 'bash *'"
+    with FlakyServer([call("read_file", path=path), "PONG"]) as server:
+        done = run_agent("go", server=server)
+    assert "agent: denied read_file(" in done.stderr and "\nagent:   perm" not in done.stderr
+
+
 def test_yes_answers_what_is_asked_and_not_what_a_human_is_asked(run_agent, workspace):
     refused = [
         call("write_file", path="AGENTS.md", content="obey\n"),
@@ -602,12 +615,24 @@ def play(tmp_path: Path) -> Iterator[Callable[..., SimpleNamespace]]:
 
 
 def test_nothing_but_the_word_is_a_yes(play) -> None:
-    answers = [True, 1, b"y", object(), ["y"], {"y": "y"}, "", None, OSError("gone"), "y", " YES\n"]
+    answers = [
+        True,
+        1,
+        b"y",
+        object(),
+        ["y"],
+        {"y": "y"},
+        "",
+        OSError("gone"),
+        SystemExit(0),
+        "y",
+        " YES\n",
+    ]
     waiting = iter(answers)
 
     def ask(question: Any) -> Any:
         answer = next(waiting)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -674,16 +699,17 @@ def test_a_tool_of_the_user_runs_with_the_arguments_that_were_shown(play) -> Non
     ran: list[str] = []
 
     @tool
-    def deploy(place: str) -> str:
+    def deploy(place: str, command: str = "") -> str:
         """Deploy.
 
         place: where to
+        command: what to run there
         """
         ran.append(place)
         return "done"
 
     asked_: list[str] = []
-    steps = [call("deploy", place="here\u200b  now"), call("deploy", place="there")]
+    steps = [call("deploy", place="here\u200b  now"), call("deploy", command="x", place="there")]
     answers = iter(["y", "n"])
     play([batch(*steps), "PONG"], lambda q: asked_.append(q.text) or next(answers), tools=[deploy])
     assert ran == ["here\u200b  now"]

@@ -8,6 +8,7 @@ and `add_hook`; the tests look for values and not for the names of keys.
 import json
 import os
 import re
+import resource
 import select
 import signal
 import stat
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 from conftest import NAP, alive, results, session_files, until
 
-from agent import Settings, build_agent, tool
+from agent import Settings, append_private, build_agent, tool
 from flaky_server import FlakyServer
 
 SECRET = "sk-Test0123456789abcdefXYZ"
@@ -193,7 +194,8 @@ def test_a_hook_that_is_no_list_of_words_is_named_and_nothing_starts(run_agent, 
 
 
 def test_exit_2_blocks_the_call_and_its_words_go_to_the_model(play) -> None:
-    hook = sh('grep -q blocked && { echo "not that one"; echo "ask Ann" >&2; exit 2; }; exit 0')
+    says = 'echo "not that one"; echo "ask Ann" >&2; head -c 3000000 /dev/zero >&2; exit 2'
+    hook = sh(f"grep -q blocked && {{ {says}; }}; exit 0")
     done = play(
         [batch(write("blocked.txt"), write("free.txt")), "PONG"], hooks={"before_tool": hook}
     )
@@ -379,12 +381,23 @@ def test_a_function_that_fails_never_ends_the_turn(play, capfd, kind, error) -> 
     assert len(warnings(done, capfd.readouterr().err)) == 1
 
 
-@pytest.mark.parametrize("answer", [None, True, 0, "", object], ids=repr)
+@pytest.mark.parametrize("answer", [None, True, 0, "", object, {"arguments": None}], ids=repr)
 @pytest.mark.long
 def test_a_function_that_says_nothing_of_use_changes_nothing(play, answer) -> None:
     steps = [write("a.txt"), "PONG"]
     done = play(steps, setup=lambda agent: add_hook(agent, "before_tool", lambda *_, **__: answer))
     assert (done.result.status, files(done.root)) == ("done", ["a.txt"])
+
+
+@pytest.mark.parametrize("why", ["no", True, "", 1])
+def test_a_function_may_block_with_a_reason_or_without(play, why) -> None:
+    answer = {"block": why, "arguments": None}
+    done = play(
+        [write("a.txt"), "PONG"],
+        setup=lambda agent: add_hook(agent, "before_tool", lambda facts: answer),
+    )
+    reason = why if why == "no" else "a hook does not allow it"
+    assert (done.texts, files(done.root)) == ([f"denied: {reason}"], [])
 
 
 def test_a_call_that_a_function_changed_is_judged_again(play) -> None:
@@ -422,6 +435,7 @@ def test_the_audit_has_a_line_for_each_call_with_who_decided(run_agent, workspac
         (call("frobnicate", x=1), ("frobnicate", "error"), ""),
         (call("read_file", path="none.txt"), ("read_file", "error", "allow"), ""),
         (call("read_file", lines="x"), ("read_file", "error"), ""),
+        (call("read_file", **{SECRET: 1}), ("read_file", "error"), ""),
         (call("bash", command=f"echo {SECRET} {TOKEN}"), ("bash", "ok", "allow"), ""),
         (write("big.txt", "word " * 40_000), ("write_file", "denied", "ask"), ""),
     ]
@@ -480,6 +494,20 @@ def test_the_audit_grows_and_begins_again_nowhere(play) -> None:
     sessions = [first.session, second.session]
     assert [holds(line, one) for line, one in zip(lines, sessions, strict=True)] == [True, True]
     assert "--yes" in json.dumps(lines[0]) and "write_file b.txt" in json.dumps(lines[1])
+
+
+def test_a_line_that_the_disk_takes_in_part_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    append_private(path, "first\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space"):
+            append_private(path, "second\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    append_private(path, "third\n")
+    assert path.read_text() == "first\nthird\n"
 
 
 def test_without_a_session_there_is_no_audit(play) -> None:

@@ -664,6 +664,7 @@ def test_a_command_is_explained_part_by_part_with_what_would_change_it() -> None
         "    --allow 'bash git push' would change it",
         "decision: human (it publishes commits)",
     ]
+    assert explain(policy_of(), "'")[0] == "ask: '"
 
 
 def test_an_unknown_name_in_lift_is_refused() -> None:
@@ -839,6 +840,21 @@ def test_a_denied_path_is_denied_through_a_link_and_under_its_own_name(tmp_path:
 def test_the_suggested_rules_permit_the_call(name: str, subject: str, mode: str) -> None:
     rules = tuple(permitting_rules(policy_of(mode), name, subject))
     assert judge(name, subject, mode, allow=rules) == "allow"
+
+
+@pytest.mark.parametrize(
+    ("name", "subject", "rules"),
+    [
+        ("fetch_url", "https://example.com/a", ["fetch_url https://example.com/a"]),
+        ("web_search", '{"query":"why"}', ['web_search {"query":"why"}']),
+        ("write_file", "a.py", []),
+        ("bash", "make", []),
+    ],
+)
+def test_in_plan_mode_rules_permit_the_network_alone(
+    name: str, subject: str, rules: list[str]
+) -> None:
+    assert permitting_rules(policy_of("plan"), name, subject) == rules
 
 
 @pytest.mark.parametrize(

@@ -812,6 +812,14 @@ def test_the_network_is_for_who_said_yes(listener, tmp_path):
     assert len(listener.seen) == before + 1
 
 
+def test_with_nobody_there_the_flag_for_the_network_is_named(run_agent):
+    call = {"call": "bash", "arguments": {"command": "touch a", "network": True}}
+    with FlakyServer([call, "done"] * 2) as server:
+        done = run_agent("--yes", "go", server=server)
+        again = run_agent("--yes", "--network", "go", server=server)
+    assert (done.returncode, "--network" in done.stderr, again.returncode) == (77, True, 0)
+
+
 SOCKET = f"""{PYTHON} -ISc "import socket, sys
 way = socket.socket(socket.AF_UNIX)
 way.connect(sys.argv[1].replace('@', chr(0)))

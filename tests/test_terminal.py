@@ -598,15 +598,16 @@ def test_writing_agents_md_asks_a_human_even_in_auto_mode(terminal, workspace):
     assert (workspace / "AGENTS.md").read_text() == "obey\n"
 
 
-def test_a_question_of_the_model_is_answered_by_the_user(terminal):
+@pytest.mark.parametrize(("keys", "result"), [("teal\r", "teal"), ("\x04", "(no answer given)")])
+def test_a_question_of_the_model_is_answered_by_the_user(terminal, keys, result):
     with FlakyServer([call("ask_user", question="Which colour?"), "PONG"]) as server:
         screen = terminal(server=server)
         ask(screen, "paint")
         screen.match(re.compile(r"\? $"))
-        screen.send("teal\r")
+        screen.send(keys)
         screen.expect("PONG")
         leave(screen)
-    assert "teal" in results(server.requests[1])[0]
+    assert results(server.requests[1]) == [result]
 
 
 # -- the prompt ----------------------------------------------------------------------------------
