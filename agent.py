@@ -4017,16 +4017,18 @@ QUIET = {  # whatever would wait for a person fails or passes through at once
 
 # What looks like a credential: a variable by its name, or by what it holds.
 CREDENTIAL_NAME = re.compile(
-    r"(?:(?<![A-Z])(?:API|AUTH|ACCESS|SECRET|PRIVATE|SIGNING)?KEY|TOKEN|PASSWORD|PASSWD|PASSPHRASE"
-    r"|_PASS|_PWD|_PAT)$|SECRET|CREDENTIAL"
-    r"|^AWS_(?:ACCESS|SESSION|SECURITY)_",
+    r"(?:(?<![A-Z])(?:AUTH|ACCESS|PRIVATE|SIGNING|MASTER)?KEY|TOKEN|PASSWORDS?|PASSWD|PASSPHRASE"
+    r"|_PASS|_PWD|_PAT|__AUTH|BEARER|JWT|COOKIE)$|SECRET|CREDENTIAL|API_?KEY|_TOKEN_(?!COUNT|LIMIT)"
+    r"|WEBHOOK_URL|AUTH_CONFIG|^AWS_(?:ACCESS|SESSION|SECURITY)_",
     re.IGNORECASE,
 )
 CREDENTIAL_VALUE = re.compile(
     r"\bsk-[\w-]{16}|\b[srp]k_(?:live|test)_\w{10}|\bgh[opsur]_\w{20}|\bgithub_pat_\w{20}"
     r"|\bglpat-[\w-]{16}|\bxox[abeprs]-[\w-]{10}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30}"
     r"|\bhf_\w{20}|\bnpm_\w{30}|\bpypi-[\w-]{30}|\bya29\.[\w-]{20}|\beyJ[\w-]{8,}\.eyJ[\w-]{8}"
-    r"|\bSG\.[\w-]{16,}\.|PRIVATE KEY-----|://[^/\s:@]*:[^/\s@]+@|://[^/\s:@]{20,}@"
+    r"|\bSG\.[\w-]{16,}\.|\b(?:gsk|dckr_pat|dop_v1|shpat)_\w{20}|\b(?:nvapi|xai)-[\w-]{20}"
+    r"|\bhvs\.[\w-]{16}|hooks\.slack\.com/services/|\bAccountKey=|^(?:Bearer|Basic) [\w+/.=-]{16}"
+    r"|PRIVATE KEY-----|://[^/\s:@]*:[^/\s@]+@|://[^/\s:@]{20,}@"
 )
 # What makes shells, rg and git run or read something else; what toolchains need is left alone.
 DROPPED = frozenset(
@@ -4781,7 +4783,8 @@ WALLS = (
 BLANK = ("/tmp", "/var/tmp", "/run", "/var/run")  # the sandbox has its own, empty ones
 HIDDEN_AT_HOME = (
     ".ssh .aws .gnupg .kube .docker .azure .config/gcloud .config/gh .config/git/credentials"
-    " .netrc .git-credentials .pypirc .local/share/keyrings .Xauthority"
+    " .netrc .git-credentials .pypirc .local/share/keyrings .Xauthority .cargo/credentials"
+    " .cargo/credentials.toml .gem/credentials .pgpass .my.cnf .vault-token .password-store"
 ).split()
 SOCKET_NAMES = frozenset(  # variables that name sockets of the user's session
     "SSH_AUTH_SOCK SSH_AGENT_PID GPG_AGENT_INFO DOCKER_HOST CONTAINER_HOST XDG_RUNTIME_DIR TMUX"
@@ -4862,6 +4865,8 @@ class Sandbox:
         """What commands need though it is where the sandbox has an empty folder of its own."""
         environ = self.environ
         needed = [*self.homes, sys.prefix, sys.base_prefix, environ.get("VIRTUAL_ENV", "")]
+        above = (str(f) for f in Path(self.root).parents if os.path.lexists(f / ".git"))
+        needed.append(next(above, ""))  # the repository that the workspace is a part of
         for path in environ.get("PATH", "").split(":"):
             parent, name = os.path.split(path.rstrip("/"))
             needed += [parent, path] if name == "bin" else [path]
@@ -4899,7 +4904,9 @@ class Sandbox:
         if sys.platform not in ("linux", "darwin"):
             return f"there is none for {sys.platform}"
         if not self.program:
-            return "no bubblewrap (bwrap) of root's is installed"
+            return "no bubblewrap (bwrap) of root's is installed outside the workspace"
+        if is_below(self.root, "/proc") or is_below(self.root, "/sys"):
+            return "the workspace is part of the system"
         test = "[ -w . ]" if os.access(self.root, os.W_OK) else "true"
         try:
             walls = self.command([(self.root, "open")], network=False)
@@ -4939,7 +4946,16 @@ class Sandbox:
     def mounts(self, guarded: Guarded) -> Mounts:
         """What becomes of which part of the disk, outer folders first, of equals the last."""
         found = [(path, "show") for path in self.shown] + [(self.root, "open")]
-        found += [(path, "hide") for path in self.hidden()] + guarded.mounts()
+        hidden, kept = self.hidden(), guarded.mounts()
+        inner = [path for path in hidden if is_below(path, self.root) and path != self.root]
+        kept = [row for row in kept if not any(is_below(row[0], path) for path in inner)]
+        # What is hidden in the workspace is not moved away with a folder above it.
+        above = {
+            str(f) for path in inner for f in Path(path).parents if is_below(str(f), self.root)
+        }
+        firm = [path for path, kind in kept if kind != "hold"]
+        held = [p for p in sorted(above - {self.root}) if not any(is_below(p, f) for f in firm)]
+        found += [(path, "hold") for path in held] + [(path, "hide") for path in hidden] + kept
         found += [(path, "show") for path in self.readable if os.path.exists(path)]
         # What is deep in /tmp stands on a folder of its own, which no command can swap for a link.
         deep = {"/".join(path.split("/")[:3]) for path, _ in found if is_below(path, "/tmp")}
@@ -4990,6 +5006,7 @@ class Sandbox:
         """What commands see inside: no sockets, caches where they can be written."""
         place = "/tmp" if sys.platform == "linux" else os.path.realpath(self.folder)
         kept = {name: text for name, text in environ.items() if name not in SOCKET_NAMES}
+        kept["GIT_DISCOVERY_ACROSS_FILESYSTEM"] = "1"  # the workspace is a mount of its own
         return kept | {name: place + folder for name, folder in CACHES.items()}
 
     def close(self) -> None:
@@ -5010,7 +5027,8 @@ def remove_folder(path: str) -> None:
 
 # Names that may be protected: to ask about each of a tree's files takes too long.
 MARKED_NAME = re.compile(
-    r"(?is)\..*|id_.*|(agents|agents\.override|claude)\.md|workflows|.*\.(pem|key|p8|asc)"
+    r"(?is)\..*|id_.*|(agents|agents\.override|claude)\.md|workflows|agent|fish"
+    r"|.*(\.(pem|key|p8|pk8|asc)|[._-](rsa|key))"
 )
 KEPT_IN_GIT = re.compile(
     r"(?is)hooks|hooks/.+(?<!\.sample)|modules|commondir|config.*|info/attributes"
@@ -5023,7 +5041,8 @@ PLAIN_GIT_KEY = re.compile(  # settings of a new repository that make git run no
     r"|extensions\.(objectformat|refstorage|partialclone|worktreeconfig)"
     r"|remote\..*\.(url|pushurl|fetch|tagopt|mirror|prune|promisor|partialclonefilter)"
     r"|branch\..*\.(remote|merge|rebase|description)|submodule\.(.*\.)?(url|active)"
-    r"|(pull\.rebase|push\.default|commit\.gpgsign)"
+    r"|(pull\.rebase|push\.default|commit\.gpgsign)|core\.(untrackedcache|quotepath|longpaths)"
+    r"|(advice|color)\..*|(gc\.auto|merge\.(ff|conflictstyle)|rebase\.autostash|fetch\.prune)"
 )
 TICK_NS = 20_000_000  # a folder that changed so recently may change again under the same time
 SHOWN_NAMES, NAME_CHARS = 20, 200
@@ -5106,6 +5125,7 @@ class Guarded:
         self.lost: set[int | str] = set()  # what of it is no longer there, by inode
         self.young: dict[str, int] = {}  # a new repository's settings -> their change time
         self.trusted: set[str] = set()  # written by the file tools since the last look
+        self.worktrees: set[str] = set()  # pointers of new ones, which have to stay as they are
 
     def mounts(self) -> Mounts:
         """What is read-only, with the folder that holds it, and what can not be read."""
@@ -5119,8 +5139,14 @@ class Guarded:
         found = [(f"{root}/{path}", "hold") for path in sorted(holders)]
         found += [(f"{root}/{path}", "keep") for path in firm]
         found += [(path, "keep") for path in real if path != root and is_below(path, root)]
-        hidden = [f"{root}/{path}" for path in (*sorted(self.secret), ".agent/undo")]
-        return found + [(path, "hide") for path in hidden if os.path.exists(path)]
+        names = (*self.secret, ".agent/undo")
+        hidden = sorted({os.path.realpath(f"{root}/{path}") for path in names} - {root})
+        # No folder outside: a link to /usr would leave nothing that could run.
+        return found + [
+            (path, "hide")
+            for path in hidden
+            if os.path.exists(path) and (is_below(path, root) or not os.path.isdir(path))
+        ]
 
     def look(self, *, move: bool) -> list[str]:
         """Take in what changed since the last look; `move` away what commands may not make.
@@ -5139,6 +5165,9 @@ class Guarded:
             self.young[path] = change_time(self.root / path)
             if self.young[path] not in (seen, 0) and path not in self.mounted:
                 fresh.add(path)
+        gone = {path for path in self.worktrees if not self._is_worktree(path)}
+        self.worktrees -= gone
+        fresh |= gone
         fresh = {p for p in fresh - self.trusted if self.kept.get(p) not in self.lost}
         self.trusted.clear()
         self.lost.clear()
@@ -5308,7 +5337,9 @@ class Guarded:
                 continue
             try:
                 is_setting = self._repository_of(path) == os.path.dirname(path)
-                if is_setting and os.path.basename(path) == "config":
+                if self._is_worktree(path):
+                    self.worktrees.add(path)
+                elif is_setting and os.path.basename(path) == "config":
                     changed += self._tidy(path, holder, folder)
                 elif self._move(path, holder, folder):
                     moved.append(path)
@@ -5318,7 +5349,7 @@ class Guarded:
                 os.close(holder)
         told = [
             (moved, f"commands may not make these, they were moved to {folder}"),
-            (changed, f"settings that run programs were removed, the file is in {folder}"),
+            (changed, f"settings that may run programs were removed, the file is in {folder}"),
             (stuck, "commands may not make these, but they could not be moved away"),
         ]
         return [
@@ -5326,6 +5357,21 @@ class Guarded:
             for names, text in told
             if names
         ]
+
+    def _is_worktree(self, path: str) -> bool:
+        """Whether `git worktree add` made this pointer, to a repository here and nothing else."""
+        folder, _, name = path.rpartition("/")
+        if name not in (".git", "commondir"):
+            return False
+        try:
+            text = self.workspace.read(self.root / path, told=False).decode().strip()
+        except (OSError, ValueError, AgentError):
+            return False
+        place = f"{self.root}/{folder}" if name == "commondir" else text[8:]
+        git, _, last = place.rpartition("/worktrees/")
+        known = any(git == f"{self.root}/{inner}" for inner in self.repositories)
+        plain = "/" not in last and os.path.realpath(place) == place and os.path.isdir(place)
+        return known and plain and text in ("../..", f"gitdir: {place}")
 
     def _quarantine_name(self) -> str:
         """`.agent/quarantine/<time>`, one that is not there yet."""
@@ -6694,8 +6740,14 @@ WALL_SIGNS = (  # what a command prints that ran into the sandbox, and what is t
     (
         "Read-only file system|Device or resource busy",
         "in the sandbox commands write only in the workspace and in /tmp, and not what is protected"
-        " there; write_file and edit_file ask the user",
+        " there; write_file and edit_file may ask the user",
     ),
+    (
+        r"(?:index|HEAD)\.lock': Read-only",
+        "git's own folder is outside the workspace; the user can start the agent where it is",
+    ),
+)
+NETWORK_SIGNS = (
     (
         "(?i)could ?n[o']t resolve|name resolution|name or service not known|network is unreachable"
         "|ENOTFOUND|EAI_AGAIN|failed to establish a new connection|no address associated",
@@ -6741,16 +6793,18 @@ class ShellTools:
             capture.close()
         head, _, last = self._result(capture, code, left, seconds).rpartition("\n")
         missed = self._withheld(f"{command}\n{head}") if code else ""
-        walls = self._walls(head, failed=bool(code))
+        walls = self._walls(head, failed=bool(code), network=network)
         return f"{head}{missed}{walls}\n{last}"
 
-    def _walls(self, output: str, *, failed: bool) -> str:
+    def _walls(self, output: str, *, failed: bool, network: bool) -> str:
         """What the sandbox did, and what a command that failed may have run into."""
         host = self.workspace.host
         notes, host.notes = host.notes, []
         if failed and host.inside:
-            notes += [f"[{text}]" for regex, text in WALL_SIGNS if re.search(regex, output)]
-            masked = sorted(path for path in host.guarded.secret if path in output)
+            signs = WALL_SIGNS if network or host.online else WALL_SIGNS + NETWORK_SIGNS
+            notes += [f"[{text}]" for regex, text in signs if re.search(regex, output)]
+            refused = [line for line in output.split("\n") if "Permission denied" in line]
+            masked = [p for p in sorted(host.guarded.secret) if any(p in line for line in refused)]
             notes += [f"[hidden from commands: {', '.join(masked[:SHOWN_NAMES])}]"] * bool(masked)
         return "".join(f"\n{note}" for note in notes)
 

@@ -33,7 +33,7 @@ from pathlib import Path
 import pytest
 from conftest import NAP, Terminal, alive, inside, nothing_runs_in, results, until
 
-from agent import AgentError, Settings, build_agent, decide, make_policy
+from agent import AgentError, Sandbox, Settings, build_agent, decide, make_policy
 from flaky_server import FlakyServer
 
 BWRAP = shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin") or ""
@@ -483,6 +483,27 @@ def test_credentials_behind_a_link_are_not_read_under_either_name(one_box, place
 
 
 @pytest.mark.long
+def test_a_secret_of_the_workspace_is_hidden_by_all_its_names(one_box, tmp_path):
+    key = f"-----BEGIN OPENSSH PRIVATE KEY-----\n{TWIN}\n"
+    for name in ("conf/prod.txt", "deploy_rsa", "server-key", "x.pk8"):
+        put(tmp_path / "work", [name], key)
+    (tmp_path / "work/.env").symlink_to("conf/prod.txt")
+    box = one_box(tmp_path / "work", tmp_path / "home")
+    for name in ("deploy_rsa", "server-key", "x.pk8", "conf/prod.txt", ".env"):
+        assert TWIN not in box(f"cat {name}")
+    assert TWIN not in box("mv conf moved; cat moved/prod.txt")
+
+
+def test_the_home_may_be_the_workspace_and_keeps_its_secrets(one_box, tmp_path):
+    names = [".config/agent/env", ".config/gh/token", ".local/share/keyrings/k", ".ssh/id_rsa"]
+    put(tmp_path, [*names, ".docker/.envrc"], SECRET)
+    box = one_box(tmp_path, tmp_path)
+    told = box(f"mv .config c; mv .local l; cat {' '.join(names)} c/*/* l/*/*/* .docker/.envrc")
+    assert SECRET not in told
+    assert [name for name in names if not (tmp_path / name).exists()] == []
+    assert box("touch .local/made && ls") == NOTHING
+
+
 def test_what_the_user_names_in_sandbox_read_is_read_but_not_written(one_box, place, tmp_path):
     folder = place / "reading-home"
     put(folder, [".kube/config", ".aws/credentials"], SECRET)
@@ -1114,6 +1135,53 @@ def test_a_worktree_is_a_workspace(one_box, place):
     assert box(attempts(ON_FILES, "../main/.git/config")) == went_through()
     assert (tree(main / ".git/hooks"), seen(main / ".git/config")) == before
     assert box("echo a > made; cat made first.txt") == "a\nfirst\n[exit code 0]"
+
+
+def test_a_working_tree_that_git_adds_stays_and_no_other_pointer(one_box, tmp_path):
+    root = repository(tmp_path / "work")
+    box = one_box(root, tmp_path / "home")
+    assert box("git worktree add -q w/one -b one; git worktree add -q w/two -b two") == NOTHING
+    commit = "git -c user.name=a -c user.email=a@b commit -q --allow-empty -m two"
+    assert box(f"cd w/one && {commit}; git log -1 --format=%s") == "two\n[exit code 0]"
+    told = box("git worktree add -q w/odd -b odd; unlink w/odd/.git; echo gitdir: /x > w/odd/.git")
+    assert ("w/odd/.git" in told, (root / "w/odd/.git").exists()) == (True, False)
+    swap = "mv .git/worktrees/late old && mkdir evil && ln -s ../../evil .git/worktrees/late"
+    told = box(f"git worktree add -q w/late -b late && {swap}")
+    assert ("w/late/.git" in told, (root / "w/late/.git").exists()) == (True, False)
+    assert (root / "w/two/.git").exists()
+
+
+@pytest.mark.parametrize("base", ["tmp", "home"])
+def test_a_part_of_a_repository_is_read_and_the_result_says_why_no_more(
+    one_box, place, tmp_path, base
+):
+    whole = repository((tmp_path if base == "tmp" else place) / "whole")
+    (whole / "part").mkdir()
+    box = one_box(whole / "part", tmp_path / "home")
+    assert box("git log --format=%s; git status --porcelain") == "first\n[exit code 0]"
+    assert "git's own folder is outside" in box("echo a > made; git add made")
+    assert (box("cat made"), git(whole, "status", "--porcelain")) == (
+        "a\n[exit code 0]",
+        "?? part/\n",
+    )
+
+
+def test_a_note_on_the_sandbox_is_true(one_box, tmp_path):
+    put(tmp_path / "work", [".env"], SECRET)
+    box = one_box(tmp_path / "work", tmp_path / "home")
+    lost = "echo 'os.environ: name or service not known'; exit 1"
+    assert "network=true" in box(lost)
+    assert "[hidden from commands: .env]" in box("cat .env")
+    assert box(lost, network=True).split("\n")[1:] == ["[exit code 1]"]
+    box.agent.workspace.host.online = True
+    assert box(lost).split("\n")[1:] == ["[exit code 1]"]
+
+
+@pytest.mark.parametrize(
+    ("root", "reason"), [("/", "outside the workspace"), ("/proc/self", "part of the system")]
+)
+def test_a_workspace_that_no_wall_can_be_around_is_said_to_be_one(root, reason):
+    assert reason in Sandbox(Path(root), GIT, ()).trouble()
 
 
 BACKEND = """import os, zipfile

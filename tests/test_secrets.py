@@ -95,6 +95,13 @@ WITHHELD = {
     "DB_PASSWORD": "correct horse",
     "STRIPE_SECRET_KEY": "sk_live_" + "9a8B" * 6,
     "client_secret": "q1w2e3r4t5y6u7i8",
+    "OPENAI_API_KEY_2": "a2",
+    "GH_TOKEN_READ": "a3",
+    "DOCKER_AUTH_CONFIG": "{}",
+    "MAIL_PASSWORDS": "a4",
+    "HOOK": "https://hooks.slack.com/services/T0/B0/x",
+    "OTHER": "gsk_" + "a1B2" * 10,
+    "HEADER": "Bearer abcdefghijklmnop",
     "NEUTRAL": "ghp_" + "Z9y8X7w6V5" * 4,  # by its value
     "PLAIN": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1r\n-----END OPENSSH PRIVATE KEY-----",
 }
@@ -107,6 +114,8 @@ VISIBLE = {
     "NODE_ENV": "test",
     "TZ": "Europe/Berlin",
     "TOKENIZERS_PARALLELISM": "false",
+    "MAX_TOKENS": "4096",
+    "SKIP_AUTH": "1",
     "MONKEY": "banana",
     "AUTHOR": "me",
     "KEYMAP": "us",
