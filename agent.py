@@ -1212,16 +1212,10 @@ def remove_if_there(name: str, folder: int) -> None:
 
 def append_private(path: Path, text: str) -> None:
     """Add to a file of ours in one write. Raises OSError, also for a link or pipe in its place."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "no regular file")
+    with open(open_ours(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb", buffering=0) as file:
         data = text.encode("utf-8", "replace")
-        if os.write(descriptor, data) < len(data):
+        if file.write(data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    finally:
-        os.close(descriptor)
 
 
 def hold(path: Path) -> int | None:
@@ -1271,7 +1265,7 @@ class Session:
         if self.folder is not None and not self.folder.exists():  # `git clean -fdx` and the like
             state_folder(self.folder.parent.parent)
         self.header["updated"] = round(time.time(), 3)
-        head = json.dumps(self.header, ensure_ascii=False)[:-1]
+        head = self.transcript.mask(json.dumps(self.header, ensure_ascii=False)[:-1])
         text = f'{head}, "messages": [\n' + ",\n".join(self.transcript.lines()) + "\n]}\n"
         write_private(self.path, text, sync=sync)
 
@@ -4070,7 +4064,7 @@ def environ_of_ours(environ: Mapping[str, str], root: Path) -> dict[str, str]:
         folders = [os.path.realpath(f) for f in made["PATH"].split(os.pathsep) if os.path.isabs(f)]
         inside = "/" if str(root) == "/" else f"{root}/"
         safe = [f for f in folders if inside == "/" or not f"{f}/".startswith(inside)]
-        made["PATH"] = os.pathsep.join(safe)
+        made["PATH"] = os.pathsep.join(safe) or os.defpath  # an empty one is the current folder
     return made
 
 
@@ -4082,7 +4076,8 @@ class Secrets:
 
     def __init__(self, keys: Iterable[str], withheld: Iterable[str] = ()) -> None:
         known = {key.strip() for key in keys if len(key.strip()) >= KEY_CHARS}
-        for value in map(str.strip, withheld):
+        lines = [line for value in withheld for line in (value, *value.splitlines())]
+        for value in map(str.strip, lines):
             mixed = re.search("[0-9]", value) and re.search("[A-Za-z]", value)
             known |= {value} if mixed and len(value) >= SECRET_CHARS else set()
         forms = known | {encode(clean(value))[1:-1] for value in known}  # also inside JSON
@@ -4177,14 +4172,15 @@ class GitPrograms:
         """The first setting of one repository; its submodules are added to those that wait."""
         names = ("config", "config.worktree", "index")
         paths = [word for name in names for word in ("--git-path", name)]
-        told = run_git(folder, ["rev-parse", *paths], self.environ)
+        told = run_git(folder, ["rev-parse", *paths, "--show-cdup"], self.environ)
         if told is None or told.returncode:
             above = any(os.path.lexists(f / ".git") for f in (folder, *folder.parents))
             there = above or (folder / "HEAD").exists()
             return "a repository that git can not read" if told is None or there else ""
-        files = [folder / os.fsdecode(line) for line in told.stdout.splitlines()]
+        *files, top = [folder / os.fsdecode(line) for line in told.stdout.split(b"\n")[:4]]
         settings = self.settings(folder)
-        hooks = folder / settings.pop("core.hookspath", files[0].parent / "hooks")
+        named = settings.pop("core.hookspath", files[0].parent / "hooks")
+        hooks = top / os.path.expanduser(named)
         self.places += [*files, hooks / "post-index-change"]  # runs when `git status` refreshes
         for key, value in settings.items():
             harmless = key == "core.fsmonitor" and value in ("true", "false")
@@ -4903,10 +4899,10 @@ class Sandbox:
         """Run nothing inside the walls."""
         if sys.platform not in ("linux", "darwin"):
             return f"there is none for {sys.platform}"
+        if self.root == "/" or is_below(self.root, "/proc") or is_below(self.root, "/sys"):
+            return f"the workspace is {self.root}"
         if not self.program:
-            return "no bubblewrap (bwrap) of root's is installed outside the workspace"
-        if is_below(self.root, "/proc") or is_below(self.root, "/sys"):
-            return "the workspace is part of the system"
+            return "no bubblewrap (bwrap) of root's is installed"
         test = "[ -w . ]" if os.access(self.root, os.W_OK) else "true"
         try:
             walls = self.command([(self.root, "open")], network=False)
@@ -11141,7 +11137,7 @@ def explain_permission(settings: Settings, command: str, screen: Screen) -> None
     place.use_sandbox(wants_sandbox(settings, settings.mode))
     inside = place.sandbox_state == "on"
     for line in explain(make_policy(settings, settings.mode, place, sandboxed=inside), command):
-        screen.write(sys.stdout, visible(line) + "\n")
+        screen.write(sys.stdout, visible(place.secrets.mask(line)) + "\n")
 
 
 def init_event(agent: Agent | None) -> dict[str, Any]:

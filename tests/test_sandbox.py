@@ -1177,11 +1177,9 @@ def test_a_note_on_the_sandbox_is_true(one_box, tmp_path):
     assert box(lost).split("\n")[1:] == ["[exit code 1]"]
 
 
-@pytest.mark.parametrize(
-    ("root", "reason"), [("/", "outside the workspace"), ("/proc/self", "part of the system")]
-)
-def test_a_workspace_that_no_wall_can_be_around_is_said_to_be_one(root, reason):
-    assert reason in Sandbox(Path(root), GIT, ()).trouble()
+@pytest.mark.parametrize("root", ["/", "/proc/self", "/sys"])
+def test_a_workspace_that_no_wall_can_be_around_is_said_to_be_one(root):
+    assert Sandbox(Path(root), GIT, ()).trouble() == f"the workspace is {root}"
 
 
 BACKEND = """import os, zipfile

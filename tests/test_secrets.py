@@ -210,13 +210,16 @@ def test_only_long_values_with_letters_and_digits_are_masked(workspace: Path) ->
         "C_SECRET": "12345678901234567890",  # digits
         "D_TOKEN": "abc123def456ghi7",
     }
+    environ = {"E_SECRET": "first line\nsecond0123456789abcd\n"}
     lines = "".join(f"{name} is {value}\n" for name, value in values.items())
     (workspace / "notes.txt").write_text(lines + "path /usr/lib/jvm/java-17-openjdk-amd64\n")
-    environ = values | {"JAVA_HOME": "/usr/lib/jvm/java-17-openjdk-amd64"}
-    command = "cat notes.txt; env | grep -cE 'TOKEN|PASSW|SECRET' || true"
+    environ |= values | {"JAVA_HOME": "/usr/lib/jvm/java-17-openjdk-amd64"}
+    command = (
+        "cat notes.txt; echo +second0123456789abcd; env | grep -cE 'TOKEN|PASSW|SECRET' || true"
+    )
     done = act(workspace, bash(command), environ=environ)
     expected = lines.replace(values["D_TOKEN"], MASK) + "path /usr/lib/jvm/java-17-openjdk-amd64\n"
-    assert done.results == [f"{expected}0\n[exit code 0]"]
+    assert done.results == [f"{expected}+{MASK}\n0\n[exit code 0]"]
 
 
 def test_a_write_that_holds_the_mark_is_refused_and_says_why(workspace: Path) -> None:
