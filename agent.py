@@ -619,7 +619,8 @@ def clean_all(value: Any, clean: Callable[[str], str] = clean) -> Any:
 # What shows nothing and a model still reads: zero-width and direction marks, tags, selectors in a
 # row. A joiner between two letters that are no ASCII belongs to a script or an emoji.
 INVISIBLE = re.compile(
-    r"[\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+    r"[\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
+    r"\ufff9-\ufffb\U000e0000-\U000e0fff]"
     r"|[\ufe00-\ufe0f]{2,}"
     r"|(?<![^\0-\x7f\u200b-\u200f])[\u200c\u200d]|[\u200c\u200d](?![^\0-\x7f\u200b-\u200f])"
 )
@@ -4117,7 +4118,8 @@ class MaskedEvents:
     def emit(self, kind: str, **data: Any) -> None:
         """Report one event."""
         if kind not in ("text", "reasoning", "tool_output"):
-            self.flush()
+            if kind not in ("notice", "queued"):  # these may come amid a piece
+                self.flush()
             self.target(kind, **clean_all(data, self.secrets.mask))
             return
         rest = {name: value for name, value in data.items() if name != "text"}
@@ -5212,8 +5214,11 @@ class Guarded:
         if path in self.mounted:
             self.lost.add(inode)
 
-    def _open(self, key: str) -> tuple[list[os.DirEntry[str]], bool] | None:
-        """What is in a folder, and whether it is the one that was there before; None: no folder."""
+    def _open(self, key: str) -> tuple[list[os.DirEntry[str]] | None, bool] | None:
+        """What is in a folder, and whether it is the one that was there before; None: no folder.
+
+        What is in one that can not be read is None too.
+        """
         place = f"{self.root}/{key}"
         try:
             status = os.lstat(place)
@@ -5224,6 +5229,9 @@ class Guarded:
                 self.watch.add(place, key)
             with os.scandir(place) as listing:
                 entries = list(listing)
+        except PermissionError:
+            self.folders[key] = (status.st_ino, 0)
+            return None, same
         except OSError:
             return None
         settled = time.time_ns() - status.st_ctime_ns > TICK_NS
@@ -5237,6 +5245,8 @@ class Guarded:
             self._forget(key)
             return []
         entries, same = opened
+        if entries is None:  # who knows what is in it
+            return [key] if move and key and not same else []
         bare = {"HEAD", "objects", "refs"} <= {entry.name for entry in entries}
         if bare and key not in self.repositories:
             for path in self.inner.pop(key, set()):
@@ -5324,7 +5334,8 @@ class Guarded:
 
     def _take_away(self, paths: Iterable[str]) -> list[str]:
         """Move what commands may not make into the quarantine; links are put back."""
-        moved, changed, stuck = [], [], []
+        moved, changed = list[str](), list[str]()
+        renamed, stuck = list[str](), list[str]()
         folder = self._quarantine_name()
         for path in paths:
             try:
@@ -5339,13 +5350,15 @@ class Guarded:
                     changed += self._tidy(path, holder, folder)
                 elif self._move(path, holder, folder):
                     moved.append(path)
-            except (OSError, AgentError) as error:
-                stuck.append(f"{path} ({error})")
+            except (OSError, AgentError) as error:  # e.g. `.agent` is not ours
+                aside = self._set_aside(path, holder)
+                (renamed if aside else stuck).append(aside or f"{path} ({error})")
             finally:
                 os.close(holder)
         told = [
             (moved, f"commands may not make these, they were moved to {folder}"),
             (changed, f"settings that may run programs were removed, the file is in {folder}"),
+            (renamed, "commands may not make these, they have other names now"),
             (stuck, "commands may not make these, but they could not be moved away"),
         ]
         return [
@@ -5398,18 +5411,34 @@ class Guarded:
             if path == ".agent":  # where the quarantine is to be
                 os.rename(name, ".agent-moved", src_dir_fd=holder, dst_dir_fd=holder)
                 name = ".agent-moved"
-            self._store(folder, path, lambda target: os.rename(name, target, src_dir_fd=holder))
+            self._store(name, holder, folder, path)
         if path in self.links:
             os.symlink(self.links[path], os.path.basename(path), dir_fd=holder)
             self.kept[path] = self.links[path]
         return status is not None
 
-    def _store(self, folder: str, path: str, put: Callable[[Path], None]) -> None:
-        """Put something into the quarantine under its own path."""
+    def _set_aside(self, path: str, holder: int) -> str:
+        """Where there is no quarantine: another name in the same folder that nothing looks for."""
+        name = os.path.basename(path)
+        other = f"quarantined-{os.urandom(4).hex()}-{name}.sample"
+        try:
+            os.rename(name, other, src_dir_fd=holder, dst_dir_fd=holder)
+        except OSError:
+            return ""
+        self.kept.pop(path, None)
+        return f"{path[: len(path) - len(name)]}{other}"
+
+    def _store(self, name: str, holder: int, folder: str, path: str) -> None:
+        """Put something into the quarantine under its own path; no link is followed there."""
         state_folder(self.root)
         target = self.root / folder / path
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        put(target)
+        above = [f for f in target.parents if is_below(str(f), f"{self.root}/.agent/quarantine")]
+        make_plain_folders(*reversed(above))
+        place = folder_of_ours(target)
+        try:
+            os.rename(name, target.name, src_dir_fd=holder, dst_dir_fd=place)
+        finally:
+            os.close(place)
         self.kept[".agent"] = os.lstat(self.root / ".agent").st_ino
 
     def _tidy(self, path: str, holder: int, folder: str) -> list[str]:
@@ -5427,7 +5456,7 @@ class Guarded:
         if status is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
             plain, names = plain_git_settings(data, self.environ)
         if plain != data:
-            self._store(folder, path, lambda target: os.rename(name, target, src_dir_fd=holder))
+            self._store(name, holder, folder, path)
             self.kept.pop(path, None)
             if plain is not None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW

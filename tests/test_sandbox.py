@@ -624,6 +624,40 @@ JOB = (
 )
 
 
+@pytest.mark.parametrize("kind", ["link", "inner link", "writable", "file"])
+def test_without_a_quarantine_protected_names_get_others(one_box, tmp_path, kind):
+    state, out = tmp_path / "work/.agent", tmp_path / "out"
+    out.mkdir()
+    put(tmp_path / "work", [".agent"] if kind == "file" else ["notes.txt"], "x")
+    if kind == "link":
+        state.symlink_to(out)
+    elif kind != "file":
+        state.mkdir()
+        state.chmod(0o777 if kind == "writable" else 0o700)
+    if kind == "inner link":
+        (state / "quarantine").symlink_to(out)
+    box = one_box(tmp_path / "work", tmp_path / "home")
+    told = box("echo a > .envrc; git init -q made; git -C made config core.pager x")
+    assert re.findall(r"quarantined-\w+-(\S+).sample", told) == [".envrc", "config"]
+    assert not (box.root / ".envrc").exists() and not (box.root / "made/.git/config").exists()
+    assert (list(out.iterdir()), box("true")) == ([], NOTHING)
+
+
+def test_a_folder_that_can_not_be_looked_into_does_not_stay(one_box, tmp_path, monkeypatch):
+    put(tmp_path / "work/users", ["a"], "a")
+    listed = os.scandir
+
+    def scandir(path):
+        if str(path).endswith(("shut", "users")):  # root reads all
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    box = one_box(tmp_path / "work", tmp_path / "home")
+    assert "quarantine" in box("mkdir -p shut/.vscode")
+    assert sorted(os.listdir(box.root)) == [".agent", "users"]
+
+
 def test_what_a_job_makes_between_two_commands_is_found_after_the_next(fresh):
     fresh(f"{JOB} &>/dev/null & until test -s pid; do sleep 0.01; done")
     (fresh.root / "go").touch()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from conftest import ROOT, results, session_files
 
-from agent import Settings, build_agent
+from agent import Secrets, Settings, build_agent
 from flaky_server import FlakyServer
 
 MASK = "[masked]"
@@ -264,6 +264,14 @@ def test_a_key_that_comes_in_pieces_is_masked_and_all_else_is_shown(
     assert [text for text in shown if "4f9a8b" in text or "a1B2c3" in text] == []
 
 
+def test_a_key_is_masked_though_a_notice_comes_amid() -> None:
+    told: list[str] = []
+    emit = Secrets([KEY]).events(lambda kind, **data: told.append(data["text"]))
+    for kind, text in (("text", KEY[:9]), ("notice", "n"), ("text", KEY[9:]), ("usage", "u")):
+        emit(kind, text=text)
+    assert told == ["n", MASK, "u"]
+
+
 def test_output_that_is_cut_inside_a_key_is_masked_too(workspace: Path) -> None:
     head, tail = KEY[:12], KEY[12:]
     script = f"echo begin; printf '%s' {head}; until [ -e go ]; do sleep 0.01; done; echo {tail}"
@@ -445,6 +453,8 @@ UNSEEN = {
     "right to left": "\u202e",
     "isolate": "\u2066",
     "word joiner": "\u2060",
+    "filler": "\u3164",
+    "letter mark": "\u061c",
 }  # fmt: skip
 
 
