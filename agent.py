@@ -4869,9 +4869,8 @@ class Sandbox:
             parent, name = os.path.split(path.rstrip("/"))
             needed += [parent, path] if name == "bin" else [path]
         real = {os.path.realpath(path) for path in (*needed, "/etc/resolv.conf") if path}
-        return sorted(
-            path for path in real - self.blank if os.path.exists(path) and self.is_blank(path)
-        )
+        outside = (path for path in real - self.blank if not is_below(path, self.root))
+        return sorted(path for path in outside if os.path.exists(path) and self.is_blank(path))
 
     def is_blank(self, path: str) -> bool:
         """Whether a path is below one of the folders of which the sandbox has its own."""
@@ -6850,7 +6849,8 @@ class ShellTools:
 
     def _withheld(self, text: str) -> str:
         """What a command that failed may have missed: a key that it can not see."""
-        named = [name for name in self.workspace.withheld if name in text]
+        words = set(re.findall(r"\w+", text))
+        named = [name for name in self.workspace.withheld if name in words]
         if not named:
             return ""
         return f"\n[{', '.join(named)} is kept from commands; the user can name it in env_keep]"

@@ -504,6 +504,16 @@ def test_the_home_may_be_the_workspace_and_keeps_its_secrets(one_box, tmp_path):
     assert box("touch .local/made && ls") == NOTHING
 
 
+@pytest.mark.parametrize("name", [".venv", ".env"])
+def test_an_active_virtual_environment_of_the_workspace_is_written(one_box, tmp_path, name):
+    put(tmp_path, [f"{name}/pyvenv.cfg", f"{name}/bin/activate"], "home =")
+    environ = {"VIRTUAL_ENV": f"{tmp_path}/{name}", "PATH": f"{tmp_path}/{name}/bin:/usr/bin:/bin"}
+    box = one_box(tmp_path, tmp_path / "home", environ=environ)
+    assert box(f"touch {name}/made {name}/bin/tool; ls {name}/bin") == (
+        "activate\ntool\n[exit code 0]"
+    )
+
+
 def test_what_the_user_names_in_sandbox_read_is_read_but_not_written(one_box, place, tmp_path):
     folder = place / "reading-home"
     put(folder, [".kube/config", ".aws/credentials"], SECRET)
