@@ -4821,6 +4821,19 @@ def trusted_program(paths: Iterable[str], root: Path) -> str:
     return ""
 
 
+def outer_repository(root: Path) -> str:
+    """Where the repository is that the workspace is a part or a working tree of; "" for none."""
+    pointer = root / ".git"
+    if pointer.is_file():
+        try:
+            place = Path(pointer.read_text().removeprefix("gitdir:").strip())
+            told = (place / "gitdir").read_text().strip()  # it knows of this working tree
+        except (OSError, ValueError):
+            return ""
+        return str(place.parent.parent) if told == str(pointer) else ""
+    return next((str(f) for f in root.parents if os.path.lexists(f / ".git")), "")
+
+
 def socket_files() -> list[str]:
     """The socket files that processes of this machine listen at, as far as it tells."""
     try:
@@ -4863,8 +4876,7 @@ class Sandbox:
         """What commands need though it is where the sandbox has an empty folder of its own."""
         environ = self.environ
         needed = [*self.homes, sys.prefix, sys.base_prefix, environ.get("VIRTUAL_ENV", "")]
-        above = (str(f) for f in Path(self.root).parents if os.path.lexists(f / ".git"))
-        needed.append(next(above, ""))  # the repository that the workspace is a part of
+        needed.append(outer_repository(Path(self.root)))
         for path in environ.get("PATH", "").split(":"):
             parent, name = os.path.split(path.rstrip("/"))
             needed += [parent, path] if name == "bin" else [path]

@@ -1167,10 +1167,12 @@ def test_a_workspace_named_through_a_link_is_the_folder_behind_it(one_box, place
     assert (root / "made").read_text() == "a\n"
 
 
-def test_a_worktree_is_a_workspace(one_box, place):
-    main = repository(place / "trees" / "main")
+@pytest.mark.parametrize("base", ["tmp", "home"])
+def test_a_worktree_is_a_workspace(one_box, place, tmp_path, base):
+    trees = (tmp_path if base == "tmp" else place) / "trees"
+    main = repository(trees / "main")
     git(main, "worktree", "add", "-q", "../side")
-    root = place / "trees" / "side"
+    root = trees / "side"
     before = tree(main / ".git/hooks"), seen(main / ".git/config")
     box = one_box(root, place / "no-home")
     assert box("git status --porcelain; git log --format=%s") == "first\n[exit code 0]"
