@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     import requests
 
     F = TypeVar("F", bound=Callable[..., Any])
+    Regex = re.compile
 
 __version__ = "0.1.0"
 
@@ -108,6 +109,18 @@ class Later:
 
     def __instancecheck__(self, value: Any) -> bool:
         return isinstance(value, self._import())
+
+
+class LaterRegex:
+    """Stands for what `re.compile` makes at the first use; at import all took a third of it."""
+
+    def __init__(self, pattern: Any, flags: int = 0) -> None:
+        self.pattern, self.flags = pattern, flags
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(re.compile(self.pattern, self.flags), name)
+        setattr(self, name, found)
+        return found
 
 
 class LaterDataclass:
@@ -156,6 +169,7 @@ if not TYPE_CHECKING:  # the checkers see the real ones, imported above
     ).split():
         globals()[_name] = Later(_name)
 
+    Regex = LaterRegex
     field = dict  # of what `dataclasses.field` will be called with
 
     def dataclass(cls: Any = None, /, **options: Any) -> Any:
@@ -510,7 +524,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-SESSION_ID_WORD = re.compile(r"(?=(?:-*\d){8})\d[\d-]*[0-9a-f]{0,4}")
+SESSION_ID_WORD = Regex(r"(?=(?:-*\d){8})\d[\d-]*[0-9a-f]{0,4}")
 
 
 def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
@@ -618,7 +632,7 @@ def clean_all(value: Any, clean: Callable[[str], str] = clean) -> Any:
 
 # What shows nothing and a model still reads: zero-width and direction marks, tags, selectors in a
 # row. A joiner between two letters that are no ASCII belongs to a script or an emoji.
-INVISIBLE = re.compile(
+INVISIBLE = Regex(
     r"[\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
     r"\ufff9-\ufffb\U000e0000-\U000e0fff]"
     r"|[\ufe00-\ufe0f]{2,}"
@@ -1148,10 +1162,10 @@ def descend(start: Path, parts: Iterable[str], *, make: bool = False) -> int:
     return folder
 
 
-def make_folder(name: str, parent: int) -> None:
+def make_folder(name: str, parent: int, mode: int = 0o777) -> None:
     """Make a folder inside an open one, unless it is there."""
     try:
-        os.mkdir(name, dir_fd=parent)
+        os.mkdir(name, mode, dir_fd=parent)
     except FileExistsError:
         return
 
@@ -1213,10 +1227,13 @@ def remove_if_there(name: str, folder: int) -> None:
 
 def append_private(path: Path, text: str) -> None:
     """Add to a file of ours in one write. Raises OSError, also for a link or pipe in its place."""
-    with open(open_ours(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb", buffering=0) as file:
-        data = text.encode("utf-8", "replace")
-        if file.write(data) < len(data):
+    descriptor = open_ours(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    data = text.encode("utf-8", "replace")
+    try:
+        if os.write(descriptor, data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(descriptor)
 
 
 def hold(path: Path) -> int | None:
@@ -1286,10 +1303,8 @@ class Session:
         """Keep messages that compaction removes, one a line."""
         if self.path is None:
             return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         text = "".join(encode(message) + "\n" for message in messages)
-        with open(open_ours(self.path.with_suffix(".archive.jsonl"), flags), "ab") as file:
-            file.write(text.encode("utf-8", "replace"))
+        append_private(self.path.with_suffix(".archive.jsonl"), text)
 
     def close(self) -> None:
         """Let other processes have it; a session that never began leaves no file."""
@@ -1922,17 +1937,17 @@ class Resolver:
 
 
 # A call that a server without a parser for its model leaves in the text (Qwen, Hermes).
-CALL_IN_TEXT = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+CALL_IN_TEXT = Regex(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 # Words for the end of a reply after which nothing may run; every other word is a hint only.
 ENDS = (
-    ("length", re.compile(r"length|max_tokens|max_output_tokens")),
+    ("length", Regex(r"length|max_tokens|max_output_tokens")),
     (
         "filtered",
-        re.compile(r"content_filter|safety|sensitive|recitation|blocklist|prohibited|spii"),
+        Regex(r"content_filter|safety|sensitive|recitation|blocklist|prohibited|spii"),
     ),
-    ("broken", re.compile(r"error|abort|cancel|insufficient_system_resource")),
+    ("broken", Regex(r"error|abort|cancel|insufficient_system_resource")),
 )
-CALL_WORDS = re.compile(r"tool_calls|function_call|tool_use")
+CALL_WORDS = Regex(r"tool_calls|function_call|tool_use")
 # Sentences that a router sends as a reply when it is overloaded; only as the whole reply.
 OVERLOADED = ("Selected model is at capacity. Please try a different model.",)
 
@@ -2026,37 +2041,31 @@ def error_codes(body: Any, depth: int = 0) -> list[str]:
     return here + [code for value in body.values() for code in error_codes(value, depth + 1)]
 
 
-class Patterns:
-    """Several in one, upper and lower case alike; compiled at its first use."""
-
-    def __init__(self, *patterns: str) -> None:
-        self.pattern = "|".join(patterns)
-
-    def search(self, text: str) -> re.Match[str] | None:
-        """Where one of them stands first."""
-        return re.search(self.pattern, text, re.IGNORECASE | re.DOTALL)
+def any_of(*patterns: str) -> re.Pattern[str]:
+    """Several regexes in one, upper and lower case alike."""
+    return Regex("|".join(patterns), re.IGNORECASE | re.DOTALL)
 
 
 # Codes that no retry mends, whatever the status.
-QUOTA = Patterns(
+QUOTA = any_of(
     "insufficient_quota",
     "usage_limit_reached",
     "billing_(hard_)?limit",
     "billing_not_active",
     "account_(deactivated|suspended)",
 )
-FILTERED = Patterns("content_filter", "content_policy", "responsibleai", "safety_violation")
-KEY_WORDS = Patterns(r"api[ _]key (is )?(not valid|invalid)", r"(incorrect|invalid) api[ _]key")
+FILTERED = any_of("content_filter", "content_policy", "responsibleai", "safety_violation")
+KEY_WORDS = any_of(r"api[ _]key (is )?(not valid|invalid)", r"(incorrect|invalid) api[ _]key")
 # A server error that is a fault of the request: templates, replayed arguments, certificates.
-PERMANENT = Patterns(
+PERMANENT = any_of(
     "jinja",
     "chat template",
     "roles must alternate",
     "parse tool call arguments",
     "CERTIFICATE_VERIFY_FAILED",
 )
-AGAIN = Patterns("tool_use_failed")  # the model could not write its call: another try may
-OVERFLOW = Patterns(
+AGAIN = any_of("tool_use_failed")  # the model could not write its call: another try may
+OVERFLOW = any_of(
     "context_length_exceeded",
     "exceed_context_size",
     "max_prompt_tokens_exceeded",
@@ -2091,21 +2100,19 @@ LIMITS = (
     r"(?:<=|cannot exceed|context limit: .*?>)\s*(\d+)",
     r"limit(?: of| is|:)\s*(\d+)",
 )
-SIZE_OF_REQUEST = re.compile(r"Limit (\d+), Requested (\d+)")
+SIZE_OF_REQUEST = Regex(r"Limit (\d+), Requested (\d+)")
 # What an answer complains of -> what is sent differently from then on. The first row that fits and
 # changes the request is taken; the last one, for all that no row mends, is taken once.
 ADAPTATIONS = (
-    ("no_stream_options", Patterns("stream_options", "include_usage")),
+    ("no_stream_options", any_of("stream_options", "include_usage")),
     (
         "empty_reasoning",
-        Patterns(
-            "reasoning_content.{0,60}(passed back|missing)", "missing.{0,30}reasoning_content"
-        ),
+        any_of("reasoning_content.{0,60}(passed back|missing)", "missing.{0,30}reasoning_content"),
     ),
-    ("flatten_unsigned", Patterns("thought_signature")),
+    ("flatten_unsigned", any_of("thought_signature")),
     (
         "no_extras",
-        Patterns(
+        any_of(
             "reasoning",
             "extra_content",
             "extra_forbidden",
@@ -2115,26 +2122,26 @@ ADAPTATIONS = (
     ),
     (
         "short_ids",
-        Patterns(
+        any_of(
             "length (of )?9", r"\bid\b.*(string too long|match pattern)", "duplicate.*tool_call_id"
         ),
     ),
-    ("no_blank", Patterns("non-empty", "non-whitespace", "content.{0,20} empty")),
-    ("text_or_calls", Patterns("either content or tool_calls")),
-    ("null_to_text", Patterns("content.*(null|nil\\b|string)", "(null|string).*content")),
-    ("alternate", Patterns("alternate", "unexpected role", "after role")),
-    ("named_results", Patterns("name cannot be empty")),
-    ("flatten", Patterns(r"\btool", r"\bfunction", r"\bmessages\b", "turn")),
+    ("no_blank", any_of("non-empty", "non-whitespace", "content.{0,20} empty")),
+    ("text_or_calls", any_of("either content or tool_calls")),
+    ("null_to_text", any_of("content.*(null|nil\\b|string)", "(null|string).*content")),
+    ("alternate", any_of("alternate", "unexpected role", "after role")),
+    ("named_results", any_of("name cannot be empty")),
+    ("flatten", any_of(r"\btool", r"\bfunction", r"\bmessages\b", "turn")),
 )
-HOPELESS = Patterns("does not support tools")
+HOPELESS = any_of("does not support tools")
 
 
 # The kind of an error inside a 200, told in words.
 STATUS_WORDS = (
-    (429, Patterns("rate.?limit", "too.?many", "throttl")),
-    (401, Patterns("auth", "invalid.api.key")),
-    (400, Patterns("invalid", "bad.?request", "unsupported", "validation")),
-    (404, Patterns("not.?found")),
+    (429, any_of("rate.?limit", "too.?many", "throttl")),
+    (401, any_of("auth", "invalid.api.key")),
+    (400, any_of("invalid", "bad.?request", "unsupported", "validation")),
+    (404, any_of("not.?found")),
 )
 
 
@@ -3093,18 +3100,23 @@ def fold(path: str) -> str:
     return (path if path.isascii() else INVISIBLE.sub("", path)).casefold()
 
 
+def is_below(path: str, folder: str) -> bool:
+    """Whether a path is a folder or something in it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
 # What is never read, by the name of the file or of a folder above it.
-SECRET_NAME = re.compile(
+SECRET_NAME = Regex(
     r"(?:^|/)(\.env(?![^/]*\.(?:example|sample|template|dist)(?:/|$))[^/]*"
     r"|id_(?:rsa|dsa|ecdsa|ed25519)|\.netrc|\.git-credentials)(?:/|$)"
 )
 SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure", ".config/gcloud")  # in ~
 # A key as it is, indented, or inside a JSON string; not what only speaks of one.
-PEM_KEY = re.compile(
+PEM_KEY = Regex(
     rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
     rb"[ \t]*(?:\r?\n|\\r|\\n)+[ \t]*[A-Za-z0-9+/]"
 )
-KEY_LIKE = re.compile(r"\.(?:pem|key|p8|pk8|asc)$|^id_|[._-](?:rsa|key)$", re.IGNORECASE)
+KEY_LIKE = Regex(r"\.(?:pem|key|p8|pk8|asc)$|^id_|[._-](?:rsa|key)$", re.IGNORECASE)
 KEY_FRONT_BYTES = 65536  # of a file that is only listed, or huge
 LOOKED_INTO = 5000  # files below a folder that a command searches
 
@@ -3169,7 +3181,7 @@ PROTECTED = [
     )
     for pattern in patterns.split()
 ]
-RUNS_LATER = re.compile(
+RUNS_LATER = Regex(
     r"(?:gnu)?makefile|.*\.mk|conftest\.py|pytest\.ini|package\.json|pyproject\.toml|tox\.ini"
     r"|setup\.(?:py|cfg)|noxfile\.py|tasks\.py|(?:site|user)customize\.py|.*\.pth|justfile"
     r"|dockerfile(?:\..*)?|.*\.dockerfile|(?:docker-)?compose(?:\..*)?\.ya?ml|rakefile|gemfile"
@@ -3236,7 +3248,7 @@ class Workspace:
 
     def use_sandbox(self, wanted: bool, otherwise: str = "not asked for") -> None:
         """Commands run in the sandbox from now on, or not; `sandbox_state` says how it is."""
-        trouble = self.host.sandbox.trouble() if wanted else otherwise
+        trouble = self.host.sandbox.trouble if wanted else otherwise
         self.host.inside = not trouble
         self.sandbox_state = f"off: {trouble}" if trouble else "on"
 
@@ -3285,29 +3297,27 @@ class Workspace:
             literal = f"{self.root}{literal[len(str(above[0])) :]}" if above else real
         found = [os.path.relpath(p, self.root) if self.is_inside(p) else p for p in (literal, real)]
         # The user's settings are outside, wherever the workspace is.
-        found += [path for path in (literal, real) if self.is_below(path, self.settings_folders)]
+        ours = self.settings_folders
+        found += [path for path in (literal, real) if f"{fold(path)}/".startswith(ours)]
         return list(dict.fromkeys(found))
 
     def is_inside(self, path: str) -> bool:
         """Whether an absolute path is the root or below it."""
-        return f"{path}/".startswith(f"{str(self.root).rstrip('/')}/")
-
-    def is_below(self, path: str, folders: Sequence[str]) -> bool:
-        """Whether an absolute path is one of some folded folders or below it."""
-        return f"{fold(path)}/".startswith(tuple(f"{folder}/" for folder in folders))
+        return is_below(path, str(self.root))
 
     @functools.cached_property
-    def settings_folders(self) -> list[str]:
-        """The folder of the user's own settings and keys, with and without links."""
-        return [fold(os.path.normpath(self.config)), fold(os.path.realpath(self.config))]
+    def settings_folders(self) -> tuple[str, ...]:
+        """The folder of the user's own settings and keys, with and without links, folded."""
+        places = os.path.normpath(self.config), os.path.realpath(self.config)
+        return tuple(f"{fold(place)}/" for place in places)
 
     @functools.cached_property
-    def secret_folders(self) -> list[str]:
+    def secret_folders(self) -> tuple[str, ...]:
         """Folders of the home that hold credentials, and that of the user's own settings."""
         home = self.home or os.path.expanduser("~")
         homes = {os.path.normpath(home), os.path.realpath(home)}
-        found = [fold(f"{home}/{name}") for home in homes for name in SECRET_FOLDERS]
-        return found + self.settings_folders
+        found = [fold(f"{home}/{name}/") for home in homes for name in SECRET_FOLDERS]
+        return (*found, *self.settings_folders)
 
     def is_secret(self, text: str, base: str = "") -> str:
         """Why a file is never read, by its names, its place, or for a private key in it; or ""."""
@@ -3320,7 +3330,7 @@ class Workspace:
             path = os.path.join(self.root, name)
             if reason := secret_name(name):
                 return reason
-            if self.is_below(path, self.secret_folders):
+            if f"{fold(path)}/".startswith(self.secret_folders):
                 return "it lies in a folder of keys"
         return ""
 
@@ -3548,7 +3558,7 @@ class Workspace:
         folders: dict[str, list[str]] = {}  # prefix -> names
         while waiting and count < most:
             prefix = waiting.pop()
-            if self.is_below(f"{self.root}/{prefix}".rstrip("/"), self.secret_folders):
+            if fold(f"{self.root}/{prefix}").startswith(self.secret_folders):
                 continue
             try:
                 with os.scandir(f"{self.root}/{prefix}") as entries:
@@ -3854,9 +3864,7 @@ def make_plain_folders(*folders: Path) -> None:
     for folder in folders:
         parent = folder_of_ours(folder)
         try:
-            os.mkdir(folder.name, 0o700, dir_fd=parent)
-        except FileExistsError:
-            continue
+            make_folder(folder.name, parent, 0o700)
         finally:
             os.close(parent)
 
@@ -3900,13 +3908,12 @@ class Journal:
         image = None if before is None else digest(before)
         row = {"turn": self.turn, "call": self.call, "before": image, **row}
         try:
-            if before is not None and image is not None:
-                self._keep_image(image, before, sync=sync)
             if self.folder is not None:
                 make_plain_folders(self.folder.parent, self.folder)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-                with open(open_ours(self.folder / "journal", flags), "wb") as file:
-                    file.write(b"\n%b\n" % json.dumps(row).encode())  # behind what a kill has torn
+            if before is not None and image is not None:
+                self._keep_image(image, before, sync=sync)
+            if self.folder is not None:  # on a new line, behind what a kill has torn
+                append_private(self.folder / "journal", f"\n{json.dumps(row)}\n")
             self.rows.append(row)
         except OSError as error:
             return f" (it can not be undone: {error.strerror})"
@@ -3915,9 +3922,7 @@ class Journal:
     def _keep_image(self, name: str, data: bytes, *, sync: bool) -> None:
         if self.folder is None:
             self.images[name] = data
-            return
-        make_plain_folders(self.folder.parent, self.folder)
-        if not (self.folder / name).is_file():
+        elif not (self.folder / name).is_file():
             write_private(self.folder / name, data, sync=sync)
 
     def image(self, name: str | None) -> bytes | None:
@@ -3993,9 +3998,8 @@ def diff_of(change: Change, name: str) -> str:
     return "".join(line if line.endswith("\n") else line + mark for line in lines)
 
 
-# -- commands -----------------------------------------------------------------
+# -- what commands see, and what no text may hold -----------------------------
 
-HOST_MARK = "AGENT_COMMANDS"
 QUIET = {  # whatever would wait for a person fails or passes through at once
     "PAGER": "cat",
     "GIT_PAGER": "cat",
@@ -4011,13 +4015,13 @@ QUIET = {  # whatever would wait for a person fails or passes through at once
 
 
 # What looks like a credential: a variable by its name, or by what it holds.
-CREDENTIAL_NAME = re.compile(
+CREDENTIAL_NAME = Regex(
     r"(?:(?<![A-Z])(?:AUTH|ACCESS|PRIVATE|SIGNING|MASTER)?KEY|TOKEN|PASSWORDS?|PASSWD|PASSPHRASE"
     r"|_PASS|_PWD|_PAT|__AUTH|BEARER|JWT|COOKIE)$|SECRET|CREDENTIAL|API_?KEY|_TOKEN_(?!COUNT|LIMIT)"
     r"|WEBHOOK_URL|AUTH_CONFIG|^AWS_(?:ACCESS|SESSION|SECURITY)_",
     re.IGNORECASE,
 )
-CREDENTIAL_VALUE = re.compile(
+CREDENTIAL_VALUE = Regex(
     r"\bsk-[\w-]{16}|\b[srp]k_(?:live|test)_\w{10}|\bgh[opsur]_\w{20}|\bgithub_pat_\w{20}"
     r"|\bglpat-[\w-]{16}|\bxox[abeprs]-[\w-]{10}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30}"
     r"|\bhf_\w{20}|\bnpm_\w{30}|\bpypi-[\w-]{30}|\bya29\.[\w-]{20}|\beyJ[\w-]{8,}\.eyJ[\w-]{8}"
@@ -4063,8 +4067,7 @@ def environ_of_ours(environ: Mapping[str, str], root: Path) -> dict[str, str]:
     made = dict(environ)
     if "PATH" in made:
         folders = [os.path.realpath(f) for f in made["PATH"].split(os.pathsep) if os.path.isabs(f)]
-        inside = "/" if str(root) == "/" else f"{root}/"
-        safe = [f for f in folders if inside == "/" or not f"{f}/".startswith(inside)]
+        safe = [f for f in folders if str(root) == "/" or not is_below(f, str(root))]
         made["PATH"] = os.pathsep.join(safe) or os.defpath  # an empty one is the current folder
     return made
 
@@ -4139,7 +4142,7 @@ class MaskedEvents:
 
 
 # Settings by which a git command that only reads runs a program; those of hooks are not among them.
-RUNS_PROGRAMS = re.compile(
+RUNS_PROGRAMS = Regex(
     r"filter\..*\.(?:clean|smudge|process)|diff\.external|diff\..*\.(?:command|textconv)"
     r"|core\.(?:fsmonitor|sshcommand|pager|editor|askpass|gitproxy|alternaterefscommand)"
     r"|pager\..*|alias\..*|gpg\.(?:.*\.)?program|gpg\.ssh\.defaultkeycommand|log\.showsignature"
@@ -4147,7 +4150,7 @@ RUNS_PROGRAMS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 OF_REPOSITORY = ("local", "worktree")  # of git's scopes
-SUBMODULE = re.compile(rb"(?:^|\0)160000 [^\t\0]*\t([^\0]+)")
+SUBMODULE = Regex(rb"(?:^|\0)160000 [^\t\0]*\t([^\0]+)")
 
 
 class GitPrograms:
@@ -4206,14 +4209,17 @@ class GitPrograms:
 
 
 def stamp(path: Path) -> Any:
-    """What changes when a file does; None when there is none."""
+    """What changes when a file's bytes or rights do; None when there is none."""
     try:
         told = path.lstat()
     except OSError:
         return None
-    return told.st_mtime_ns, told.st_size, told.st_ino
+    return told.st_ctime_ns, told.st_size, told.st_ino  # a command can set the other time
 
 
+# -- commands -----------------------------------------------------------------
+
+HOST_MARK = "AGENT_COMMANDS"
 HOST_MODULES = "ctypes, json, os, select, signal, socket, sys, time"  # all that HostProcess has
 
 
@@ -4506,7 +4512,7 @@ class Capture:
             self._file.close()
 
 
-ESCAPES = re.compile(  # ECMA-48: control sequences, strings, and the short ones
+ESCAPES = Regex(  # ECMA-48: control sequences, strings, and the short ones
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-~])?"
 )
 
@@ -4780,10 +4786,11 @@ WALLS = (
 ).split()
 BLANK = ("/tmp", "/var/tmp", "/run", "/var/run")  # the sandbox has its own, empty ones
 HIDDEN_AT_HOME = (
-    ".ssh .aws .gnupg .kube .docker .azure .config/gcloud .config/gh .config/git/credentials"
-    " .netrc .git-credentials .pypirc .local/share/keyrings .Xauthority .cargo/credentials"
-    " .cargo/credentials.toml .gem/credentials .pgpass .my.cnf .vault-token .password-store"
-).split()
+    *SECRET_FOLDERS,
+    *".config/gh .config/git/credentials .netrc .git-credentials .pypirc".split(),
+    *".local/share/keyrings .Xauthority .cargo/credentials .cargo/credentials.toml".split(),
+    *".gem/credentials .pgpass .my.cnf .vault-token .password-store".split(),
+)
 SOCKET_NAMES = frozenset(  # variables that name sockets of the user's session
     "SSH_AUTH_SOCK SSH_AGENT_PID GPG_AGENT_INFO DOCKER_HOST CONTAINER_HOST XDG_RUNTIME_DIR TMUX"
     " DBUS_SESSION_BUS_ADDRESS DBUS_SYSTEM_BUS_ADDRESS DISPLAY WAYLAND_DISPLAY XAUTHORITY".split()
@@ -4800,11 +4807,6 @@ CACHES = {  # variable -> folder below the private /tmp
     "GOCACHE": "/.cache/go-build",
 }
 TRIAL_SECONDS = 10.0
-
-
-def is_below(path: str, folder: str) -> bool:
-    """Whether a path is a folder or something in it."""
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def trusted_program(paths: Iterable[str], root: Path) -> str:
@@ -4859,7 +4861,6 @@ class Sandbox:
         words = [re.sub(r"^~(?=/|$)", environ.get("HOME", "~"), text) for text in readable]
         self.readable = [os.path.realpath(os.path.join(self.root, word)) for word in words]
         self.shown = self._shown()
-        self._trouble: str | None = None
 
     def _homes(self) -> set[str]:
         """The user's home, and where the account has it."""
@@ -4902,14 +4903,9 @@ class Sandbox:
         atexit.register(self.close)
         return made
 
+    @functools.cached_property
     def trouble(self) -> str:
         """Why commands can not run inside, "" when they can; tried once."""
-        if self._trouble is None:
-            self._trouble = self._try()
-        return self._trouble
-
-    def _try(self) -> str:
-        """Run nothing inside the walls."""
         if sys.platform not in ("linux", "darwin"):
             return f"there is none for {sys.platform}"
         if self.root == "/" or is_below(self.root, "/proc") or is_below(self.root, "/sys"):
@@ -5035,16 +5031,13 @@ def remove_folder(path: str) -> None:
 
 
 # Names that may be protected: to ask about each of a tree's files takes too long.
-MARKED_NAME = re.compile(
-    r"(?is)\..*|id_.*|(agents|agents\.override|claude)\.md|workflows|agent|fish"
-    r"|.*(\.(pem|key|p8|pk8|asc)|[._-](rsa|key))"
-)
-KEPT_IN_GIT = re.compile(
+MARKED_NAME = Regex(r"(?is)\..*|(agents|agents\.override|claude)\.md|workflows|agent|fish")
+KEPT_IN_GIT = Regex(
     r"(?is)hooks|hooks/.+(?<!\.sample)|modules|commondir|config.*|info/attributes"
     r"|worktrees/[^/]+/(commondir|config\.worktree)"
 )
-SEEN_IN_GIT = re.compile(r"(?is)hooks|info|worktrees|worktrees/[^/]+")  # folders to look into
-PLAIN_GIT_KEY = re.compile(  # settings of a new repository that make git run nothing
+SEEN_IN_GIT = Regex(r"(?is)hooks|info|worktrees|worktrees/[^/]+")  # folders to look into
+PLAIN_GIT_KEY = Regex(  # settings of a new repository that make git run nothing
     r"(?is)core\.(repositoryformatversion|filemode|bare|logallrefupdates|ignorecase|symlinks|eol"
     r"|precomposeunicode|autocrlf|sharedrepository)|user\.(name|email)|init\.defaultbranch"
     r"|extensions\.(objectformat|refstorage|partialclone|worktreeconfig)"
@@ -5121,8 +5114,6 @@ class Guarded:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.root = workspace.root
-        self.open_folder = workspace.folder
-        self.environ = workspace.environ
         self.folders: dict[str, tuple[int, int]] = {}  # path -> inode, change time; 0: look again
         self.inner: dict[str, set[str]] = {}  # path -> those of its folders that are looked into
         self.watch: FolderWatch | None = None
@@ -5132,7 +5123,7 @@ class Guarded:
         self.secret: set[str] = set()
         self.mounted: frozenset[str] = frozenset()  # as the running hosts have it
         self.lost: set[int | str] = set()  # what of it is no longer there, by inode
-        self.young: dict[str, int] = {}  # a new repository's settings -> their change time
+        self.young: dict[str, Any] = {}  # a new repository's settings -> their stamp
         self.trusted: set[str] = set()  # written by the file tools since the last look
         self.worktrees: set[str] = set()  # pointers of new ones, which have to stay as they are
 
@@ -5171,8 +5162,8 @@ class Guarded:
         while waiting:
             fresh.update(self._list(waiting.pop(), waiting, move=move))
         for path, seen in self.young.items():
-            self.young[path] = change_time(self.root / path)
-            if self.young[path] not in (seen, 0) and path not in self.mounted:
+            self.young[path] = stamp(self.root / path)
+            if self.young[path] not in (seen, None) and path not in self.mounted:
                 fresh.add(path)
         gone = {path for path in self.worktrees if not self._is_worktree(path)}
         self.worktrees -= gone
@@ -5196,16 +5187,10 @@ class Guarded:
 
     def _changed(self) -> list[str]:
         """Folders to look into again."""
-        waiting = []
-        for key, seen in self.folders.items():
-            try:
-                status = os.lstat(f"{self.root}/{key}")
-            except OSError:
-                waiting.append(key)
-                continue
-            if (status.st_ino, status.st_ctime_ns) != seen:
-                waiting.append(key)
-        return waiting
+        told = {key: stamp(self.root / key) for key in self.folders}
+        return [
+            key for key, now in told.items() if not now or (now[2], now[0]) != self.folders[key]
+        ]
 
     def _forget(self, key: str) -> None:
         """A folder is gone, with all that was in it."""
@@ -5267,7 +5252,8 @@ class Guarded:
         found, inner = {}, dict[str, int]()
         for entry in entries:
             is_folder = entry.is_dir(follow_symlinks=False)
-            if git is None and not is_folder and not MARKED_NAME.fullmatch(entry.name):
+            marked = is_folder or MARKED_NAME.fullmatch(entry.name) or KEY_LIKE.search(entry.name)
+            if git is None and not marked:
                 continue
             path = f"{key}/{entry.name}" if key else entry.name
             kept, enters = self._place(git, path, entry.name, is_folder=is_folder)
@@ -5350,7 +5336,7 @@ class Guarded:
         folder = self._quarantine_name()
         for path in paths:
             try:
-                holder = self.open_folder(self.root / path)
+                holder = self.workspace.folder(self.root / path)
             except ToolError:  # it went with its folder
                 continue
             try:
@@ -5422,7 +5408,7 @@ class Guarded:
             if path == ".agent":  # where the quarantine is to be
                 os.rename(name, ".agent-moved", src_dir_fd=holder, dst_dir_fd=holder)
                 name = ".agent-moved"
-            self._store(name, holder, folder, path)
+            self._store(path, name, holder, folder)
         if path in self.links:
             os.symlink(self.links[path], os.path.basename(path), dir_fd=holder)
             self.kept[path] = self.links[path]
@@ -5439,8 +5425,8 @@ class Guarded:
         self.kept.pop(path, None)
         return f"{path[: len(path) - len(name)]}{other}"
 
-    def _store(self, name: str, holder: int, folder: str, path: str) -> None:
-        """Put something into the quarantine under its own path; no link is followed there."""
+    def _store(self, path: str, name: str, holder: int, folder: str) -> None:
+        """Move what has this name into the quarantine, under its path; no link is followed."""
         state_folder(self.root)
         target = self.root / folder / path
         above = [f for f in target.parents if is_below(str(f), f"{self.root}/.agent/quarantine")]
@@ -5465,16 +5451,16 @@ class Guarded:
             status, data = None, b""
         plain, names = None, ["all of it"]
         if status is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-            plain, names = plain_git_settings(data, self.environ)
+            plain, names = plain_git_settings(data, self.workspace.environ)
         if plain != data:
-            self._store(name, holder, folder, path)
+            self._store(path, name, holder, folder)
             self.kept.pop(path, None)
             if plain is not None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
                 with open(os.open(name, flags, 0o644, dir_fd=holder), "wb") as file:
                     file.write(plain)
                 self.kept[path] = os.lstat(name, dir_fd=holder).st_ino
-        self.young[path] = change_time(self.root / path)
+        self.young[path] = stamp(self.root / path)
         return [f"{path}: {', '.join(names)}"] if names else []
 
 
@@ -5484,14 +5470,6 @@ def link_text(path: str) -> str:
         return os.readlink(path)
     except OSError:
         return ""
-
-
-def change_time(path: Path) -> int:
-    """When a file's bytes or rights changed last, in ns; 0 when it is not there."""
-    try:
-        return os.lstat(path).st_ctime_ns
-    except OSError:
-        return 0
 
 
 def plain_git_settings(data: bytes, environ: Mapping[str, str]) -> tuple[bytes | None, list[str]]:
@@ -5647,7 +5625,7 @@ def needed_text(regex: str, *, ignore_case: bool) -> list[str]:
     return found
 
 
-REGEX_TOKEN = re.compile(
+REGEX_TOKEN = Regex(
     r"\\[0-9]+|\\x..|\\u....|\\U........|\\N\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]"
     r"|(?P<many>[*+?][?+]?|\{\d*,?\d*\}[?+]?)|.",
     re.DOTALL,
@@ -6791,7 +6769,7 @@ NETWORK_SIGNS = (
     ),
 )
 HELD_CHARS = 200
-ESCAPE_BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b\n]*)?$")
+ESCAPE_BEGUN = Regex(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b\n]*)?$")
 
 
 class ShellTools:
@@ -7286,7 +7264,7 @@ def plain_html(html: str, base: str = "") -> str:
 
 # A comment, a script, a tag, a declaration or text, each to the end where it is not closed. No
 # piece is read twice (html.parser does so, and needs minutes for 100 KB of `<a `).
-HTML_PIECE = re.compile(
+HTML_PIECE = Regex(
     r"<!--(?:.*?-->|.*)"
     r"|<(?P<raw>script|style)\b[^<>]*+>(?:.*?</(?P=raw)\s*+>|.*)"
     r"|<(?P<end>/?)(?P<tag>[a-z][a-z0-9]*+)"
@@ -7295,7 +7273,7 @@ HTML_PIECE = re.compile(
     r"|(?P<text>[^<]++|<)",
     re.DOTALL | re.IGNORECASE,
 )
-HREF = re.compile(r"\bhref\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s>]+)", re.IGNORECASE)
+HREF = Regex(r"\bhref\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s>]+)", re.IGNORECASE)
 
 
 def without_tags(html: str) -> str:
@@ -7507,11 +7485,7 @@ def takes(rule: Rule, subject: str, kind: str) -> bool:
 
 def names_path(policy: Policy, name: str, path: str) -> bool:
     """Whether an allow rule of the user names a path itself, without wildcards."""
-    forms = (path.casefold(), glob_escape(path).casefold())
-    return any(
-        rule.tool in (name, "*") and os.path.normpath(rule.pattern).casefold() in forms
-        for rule in policy.allow
-    )
+    return fold(path) in lifted_paths(policy.allow, name)
 
 
 def names_command(policy: Policy, text: str) -> bool:
@@ -7644,11 +7618,9 @@ RESERVED = frozenset(
     " export alias enable builtin command".split()
 )
 SEPARATORS = ("&&", "||", "|&", ";", "|", "&", "\n")
-HARMLESS_REDIRECTIONS = re.compile(
-    r"(?:2>&1|[12]?>[ \t]*/dev/null|2>>[ \t]*/dev/null)(?=$|[\s;&|])"
-)
+HARMLESS_REDIRECTIONS = Regex(r"(?:2>&1|[12]?>[ \t]*/dev/null|2>>[ \t]*/dev/null)(?=$|[\s;&|])")
 # Inside double quotes: what stands for itself, and an escaped character.
-DOUBLE_QUOTED = re.compile(r'"((?:[^"\\$`]|\\[^\n]|\$(?=["\s|)]))*)"')
+DOUBLE_QUOTED = Regex(r'"((?:[^"\\$`]|\\[^\n]|\$(?=["\s|)]))*)"')
 
 
 def split_command(command: str) -> list[list[str]]:
@@ -7731,7 +7703,7 @@ def is_active(command: str, at: int, start: int, first: bool) -> bool:
 # A quoted character that would mean something, until its word is complete.
 QUOTED = {ord(char): 0xE000 + ord(char) for char in "{},*?[]~$ \t\n"}
 UNQUOTED = {value: key for key, value in QUOTED.items()}
-PIECE = re.compile(
+PIECE = Regex(
     r"""(?P<join>\\\n)|\\(?P<escaped>.)|'(?P<single>[^']*)'?|\$'(?P<ansi>(?:[^'\\]|\\.)*)'?
     |(?P<double>\$?")|(?P<inner>[$<>]\(|`)|\$\{(?P<braced>[^}]{0,400})\}?
     |\$(?P<variable>\w+|[@*\#?$!-])
@@ -7740,14 +7712,14 @@ PIECE = re.compile(
     |(?P<plain>[A-Za-z_./,:=+@%^-]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
-IN_DOUBLE = re.compile(
+IN_DOUBLE = Regex(
     r"""(?P<join>\\\n)|\\(?P<escaped>[$`"\\])|(?P<inner>\$\(|`)|\$\{(?P<braced>[^}]{0,400})\}?
     |\$(?P<variable>\w+|[@*\#?$!-])|(?P<single>[^"$`\\]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
 CLOSERS = frozenset("} done fi esac ]]".split())
 OPENERS = frozenset("if then else elif while until do ! { coproc".split())
-ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+ASSIGNMENT = Regex(r"[A-Za-z_]\w*\+?=")
 MOST_DEPTH = 8  # of commands inside commands, and as many wrappers around one
 SCANNED_CHARS = 200_000
 SCANNED_PARTS = 1000
@@ -7874,9 +7846,7 @@ class Reading:
             end = closing(text, match.end(), match[0])
             self._within(text[match.end() : end], self.part, inside=True)
         name = re.sub(r"\W.*", "", text.lstrip("#!"), flags=re.DOTALL)
-        _, sign, default = (
-            re.sub(r"^\W?\w*:?", "", text).partition("-") if "-" in text else ("", "", "")
-        )
+        default = re.sub(r"^\W?\w*:?", "", text).partition("-")[2]
         self._add(self.known.get(name, default), quoted=self.quoted)
 
     def _variable(self, name: str) -> None:
@@ -8045,8 +8015,8 @@ def fed_by(part: Part) -> str:
     return " ".join(word for word in part.words[1:] if not re.match(r"-|%[sbq]", word)) + "\n"
 
 
-SHELL = re.compile(r"(?:ba|da|z|[akc]|tc|fi|rba)?sh")
-INTERPRETER = re.compile(
+SHELL = Regex(r"(?:ba|da|z|[akc]|tc|fi|rba)?sh")
+INTERPRETER = Regex(
     rf"(?:{SHELL.pattern}|python|pypy|ipython|perl|ruby|irb|node|nodejs|deno|bun|tsx|lua|luajit|php"
     r"|tclsh|expect|osascript|Rscript|julia|groovy|guile|[gmn]?awk|eval|source|\.|gdb|vim?|ed"
     r"|emacs|ssh)[\d.]*"
@@ -8062,9 +8032,7 @@ WRAPPERS = {
         " xargs:IPLnsdEa watch:n strace:eo".split()
     )
 }
-FILTERS = re.compile(
-    r"-(?:i?(?:name|path|regex|wholename)|newer.*|[acm](?:time|min)|size|empty|user)"
-)
+FILTERS = Regex(r"-(?:i?(?:name|path|regex|wholename)|newer.*|[acm](?:time|min)|size|empty|user)")
 
 
 def peel(words: Sequence[str], depth: int = 0) -> Iterator[list[str]]:
@@ -8185,7 +8153,7 @@ DANGERS = (
     ("download", "human", "it runs what it downloads", r"download \| shell"),
 )
 DOWNLOADERS = frozenset("curl wget fetch aria2c http https xh lynx".split())
-FORK_BOMB = re.compile(
+FORK_BOMB = Regex(
     r"(?<![^\s;&|'\"])([^\s(){};|&'\"]{1,60})\s*(?:\(\s*\))?\s*\{(?:[^}]*[\s;|&])?"
     r"\1\s*\|\s*\1(?![\w.-])"
 )
@@ -8202,10 +8170,10 @@ def danger_regex(pattern: str) -> re.Pattern[str]:
 
 def git_words(view: Sequence[str]) -> list[str]:
     """`git -C x push` -> `git push`: without the options before the subcommand."""
-    words = list(view[1:]) if view[:1] == ["git"] else []
-    while words and words[0].startswith("-"):
-        del words[: 2 if words[0] in GIT_VALUED else 1]
-    return [*view[:1], *words] if view[:1] == ["git"] else list(view)
+    words = list(view)
+    while words[:1] == ["git"] and len(words) > 1 and words[1].startswith("-"):
+        del words[1 : 3 if words[1] in GIT_VALUED else 2]
+    return words
 
 
 def signs(policy: Policy, part: Part) -> Iterator[str]:
@@ -8222,7 +8190,7 @@ def signs(policy: Policy, part: Part) -> Iterator[str]:
             yield "download | shell"
 
 
-WHOLE_GLOB = re.compile(r"(^|/)(?:\*+|\.\*|\?\*|\.\?\?\*|\.\[[!^]?\.\]\*|\.)/*$")
+WHOLE_GLOB = Regex(r"(^|/)(?:\*+|\.\*|\?\*|\.\?\?\*|\.\[[!^]?\.\]\*|\.)/*$")
 
 
 def deletes_all(policy: Policy, part: Part, view: Sequence[str]) -> bool:
@@ -8248,9 +8216,7 @@ def discards(policy: Policy, part: Part, words: Sequence[str]) -> bool:
     """Whether `git checkout` with these words puts files back, and does not only switch."""
     flags = [word for word in words if word.startswith("-")]
     names = [word for word in words if not word.startswith("-")]
-    if any(re.match(r"--$|-\w*[fp]|--(?:f|pathspec|ours|theirs|p)", flag) for flag in flags):
-        return True
-    if any(re.match(r"-\w*B", flag) for flag in flags):
+    if any(re.match(r"--$|-\w*[fpB]|--(?:f|pathspec|ours|theirs|p)", flag) for flag in flags):
         return True
     if any(re.match(r"-\w*[bt]|--(?:orphan|track)", flag) for flag in flags):
         return False
@@ -8328,8 +8294,8 @@ READERS = {
 }
 FIND_PRIMARIES = {"-name": 1, "-iname": 1, "-path": 1, "-type": 1, "-maxdepth": 1}
 FIND_PRIMARIES |= {"-not": 0, "-o": 0, "-print": 0}
-HIDDEN = re.compile(r"(?:^|/)\.[^./]")
-GIT_FORMAT = re.compile(r"oneline|short|medium|full|fuller|reference|email|raw|t?format:.*|.*%.*")
+HIDDEN = Regex(r"(?:^|/)\.[^./]")
+GIT_FORMAT = Regex(r"oneline|short|medium|full|fuller|reference|email|raw|t?format:.*|.*%.*")
 
 
 @dataclass(frozen=True)
@@ -8367,12 +8333,10 @@ def reads_of(words: Sequence[str]) -> Reads:
     if isinstance(parsed, str):
         doubt = f"{name} with {parsed} is not known to only read"
         deep = name == "rg" or any(re.match(r"-\w*[rR]|--(r|dereference-r)", w) for w in words[1:])
+        if kind != "pattern" or not deep:
+            return Reads(doubt)
         named = [word for word in words[1:] if not word.startswith("-")][1:]
-        return (
-            Reads(doubt, tuple(named) or (".",), deep=True)
-            if deep and kind == "pattern"
-            else Reads(doubt)
-        )
+        return Reads(doubt, tuple(named) or (".",), deep=True)
     return reads_with(name, kind, *parsed)
 
 
@@ -8562,8 +8526,8 @@ WRITERS = {
     **dict.fromkeys(("git mv", "git rm"), "all"),
     **dict.fromkeys("cp ln install".split(), "last"),
 }
-DEVICE = re.compile(r"/dev/(?:null|zero|full|stdin|stdout|stderr|tty|fd/\d+|(?:tcp|udp)/.*)")
-IN_PLACE = re.compile(r"-\w*i|--in-place")
+DEVICE = Regex(r"/dev/(?:null|zero|full|stdin|stdout|stderr|tty|fd/\d+|(?:tcp|udp)/.*)")
+IN_PLACE = Regex(r"-\w*i|--in-place")
 
 
 def decide_command(policy: Policy, command: str, *, network: bool = False) -> Decision:
@@ -8641,8 +8605,6 @@ def by_rule(policy: Policy, part: Part, doubt: str, *, moved: bool) -> Decision:
     allowed = ruled(policy, "allow", "bash", part.text, "command")
     if allowed and not reaches(policy, allowed.rule, part):
         allowed = None
-    if default.outcome == "deny":
-        return default
     if allowed and policy.mode == "ask":
         if policy.changed and not policy.sandboxed:
             why = "a file that may run with it was changed in this session"
@@ -8808,10 +8770,10 @@ def write_targets(command: str, home: str = "") -> list[str]:
 
 # Programs with subcommands: a rule for all of them would be a rule for anything.
 SUBCOMMANDS = frozenset(
-    "git npm pnpm yarn bun cargo go docker podman kubectl gh pip pip3 poetry uv hatch pdm make"
+    "git npm pnpm yarn bun cargo go docker podman kubectl gh pip pip3 poetry uv hatch pdm"
     " terraform aws gcloud az helm systemctl brew apt apt-get dotnet mvn gradle".split()
-) - {"make"}
-RUNNERS = re.compile(
+)
+RUNNERS = Regex(
     r"(?:npm|pnpm|yarn|bun) (?:exec|x|dlx)|(?:uv|poetry|pdm|hatch|go|docker) (?:run|exec)"
 )
 NETWORK_TOOLS = DOWNLOADERS | frozenset(
@@ -10312,8 +10274,8 @@ def read_agents_md(workspace: Workspace) -> str:
 
 def visible(text: str) -> str:
     """Text that can not move the cursor or hide: control and direction characters are escaped."""
-    hidden = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"
-    return re.sub(hidden + "|" + INVISIBLE.pattern, escaped_characters, text)
+    hidden = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200c\u200d]"  # reveal() lets joiners be
+    return re.sub(f"{hidden}|{INVISIBLE.pattern}", escaped_characters, text)
 
 
 SHOWN_CHARS, SHOWN_LINES = 110, 4  # of a call and of its result
@@ -10488,7 +10450,7 @@ def exact(text: str) -> str:
 
     def escaped(found: re.Match[str]) -> str:
         seen = found[0].isprintable() and found[0] not in UNSEEN
-        return found[0] if seen else f"\\u{{{ord(found[0]):x}}}"
+        return found[0] if seen else escaped_characters(found)
 
     text = re.sub(r"[^\t\n -~]", escaped, text)
     return re.sub(r"[ \t]{40,}", lambda found: f"[{len(found[0])} blanks]", text)

@@ -153,6 +153,7 @@ PROTECTED_FOLDERS = """.git/hooks .git/modules nested/.git/hooks .agent .vscode 
 HOLDERS = ".git .git/info .github nested/.git linked sub sub/deep sub/deep/.github".split()
 SECRET_FILES = """.env .env.local .env.production sub/.env id_rsa id_dsa id_ecdsa sub/id_ed25519
 .netrc .git-credentials""".split()
+KEY_FILES = "server.pem site.pk8 deploy_key sub/host.rsa sub/id_work".split()  # PEM in them
 READABLE_FILES = ".env.example sub/.env.sample env id_rsa.pub notes.txt sub/netrc".split()
 HOME_SECRETS = """.ssh/key .aws/credentials .gnupg/ring .kube/config .docker/config.json
 .azure/token .config/gcloud/token .config/agent/env .netrc .git-credentials""".split()
@@ -223,12 +224,13 @@ def box(place, house, boxes) -> Box:
     own = [".git/config", "nested/.git/config"]
     put(root, [name for name in PROTECTED_FILES if name not in own], "# before")
     put(root, SECRET_FILES, SECRET)
+    put(root, KEY_FILES, f"-----BEGIN PRIVATE KEY-----\nMIIE {SECRET}")
     put(root, READABLE_FILES, "readable")
     put(root, ["got/config", "payload/pre-commit", ".got/hooks/old", ".anv"], f"{TWIN} evil")
     (root / ".agent").chmod(0o700)
     (root / ".gitmodules").write_text('[submodule "lib"]\n\tpath = lib\n')
     (root / ".git/config.worktree").write_text("[extra]\n\tkey = before\n")
-    (root / ".gitignore").write_text("\n".join(SECRET_FILES) + "\nnested\nlinked\n")
+    (root / ".gitignore").write_text("\n".join([*SECRET_FILES, *KEY_FILES, "nested", "linked\n"]))
     (root / ".git/hooks/pre-commit").unlink()  # a name in it that no file has
     (root / ".git/hooks/pre-push").write_text("#!/bin/sh\n# before\n")
     put(place, ["other/notes.txt", "boxed/work-evil/notes.txt"], "other")
@@ -449,6 +451,12 @@ def test_a_secret_of_the_workspace_is_not_read_by_any_way(box, path):
     rm -f got/copy got/hard got/moved"""
     assert SECRET not in box(ways)
     assert seen(box.root / path) == before
+
+
+def test_a_private_key_is_not_read_under_any_name_that_keys_have(box):
+    found = box("find . -type f -exec grep -ac '^MIIE\\|^readable ' {} + 2>/dev/null | grep -v :0")
+    named = {line.partition(":")[0].removeprefix("./") for line in found.splitlines()[:-1]}
+    assert named == set(READABLE_FILES)
 
 
 @pytest.mark.parametrize("path", READABLE_FILES)
@@ -1225,7 +1233,7 @@ def test_a_note_on_the_sandbox_is_true(one_box, tmp_path):
 
 @pytest.mark.parametrize("root", ["/", "/proc/self", "/sys"])
 def test_a_workspace_that_no_wall_can_be_around_is_said_to_be_one(root):
-    assert Sandbox(Path(root), GIT, ()).trouble() == f"the workspace is {root}"
+    assert Sandbox(Path(root), GIT, ()).trouble == f"the workspace is {root}"
 
 
 BACKEND = """import os, zipfile

@@ -408,6 +408,12 @@ def test_importing_the_file_imports_none_of_what_is_put_off(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_importing_the_file_compiles_no_regex():
+    outside = (node for node in TREE.body if not isinstance(node, ast.ClassDef | ast.FunctionDef))
+    made = [node for top in outside for node in ast.walk(top) if isinstance(node, ast.Call)]
+    assert [node.lineno for node in made if ast.unparse(node.func) == "re.compile"] == []
+
+
 def test_what_only_the_checkers_import_is_there_for_the_program_too():
     blocks = [node for node in TREE.body if isinstance(node, ast.If)]
     [block] = [node for node in blocks if ast.unparse(node.test) == "TYPE_CHECKING"]
