@@ -633,7 +633,8 @@ def clean_all(value: Any, clean: Callable[[str], str] = clean) -> Any:
 # What shows nothing and a model still reads: zero-width and direction marks, tags, selectors in a
 # row. A joiner between two letters that are no ASCII belongs to a script or an emoji.
 INVISIBLE = Regex(
-    r"[\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+    r"[\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
+    r"\ufff9-\ufffb\U000e0000-\U000e0fff]"
     r"|[\ufe00-\ufe0f]{2,}"
     r"|(?<![^\0-\x7f\u200b-\u200f])[\u200c\u200d]|[\u200c\u200d](?![^\0-\x7f\u200b-\u200f])"
 )
@@ -1284,7 +1285,7 @@ class Session:
         if self.folder is not None and not self.folder.exists():  # `git clean -fdx` and the like
             state_folder(self.folder.parent.parent)
         self.header["updated"] = round(time.time(), 3)
-        head = json.dumps(self.header, ensure_ascii=False)[:-1]
+        head = self.transcript.mask(json.dumps(self.header, ensure_ascii=False)[:-1])
         text = f'{head}, "messages": [\n' + ",\n".join(self.transcript.lines()) + "\n]}\n"
         write_private(self.path, text, sync=sync)
 
@@ -4017,16 +4018,18 @@ QUIET = {  # whatever would wait for a person fails or passes through at once
 
 # What looks like a credential: a variable by its name, or by what it holds.
 CREDENTIAL_NAME = Regex(
-    r"(?:(?<![A-Z])(?:API|AUTH|ACCESS|SECRET|PRIVATE|SIGNING)?KEY|TOKEN|PASSWORD|PASSWD|PASSPHRASE"
-    r"|_PASS|_PWD|_PAT)$|SECRET|CREDENTIAL"
-    r"|^AWS_(?:ACCESS|SESSION|SECURITY)_",
+    r"(?:(?<![A-Z])(?:AUTH|ACCESS|PRIVATE|SIGNING|MASTER)?KEY|TOKEN|PASSWORDS?|PASSWD|PASSPHRASE"
+    r"|_PASS|_PWD|_PAT|__AUTH|BEARER|JWT|COOKIE)$|SECRET|CREDENTIAL|API_?KEY|_TOKEN_(?!COUNT|LIMIT)"
+    r"|WEBHOOK_URL|AUTH_CONFIG|^AWS_(?:ACCESS|SESSION|SECURITY)_",
     re.IGNORECASE,
 )
 CREDENTIAL_VALUE = Regex(
     r"\bsk-[\w-]{16}|\b[srp]k_(?:live|test)_\w{10}|\bgh[opsur]_\w{20}|\bgithub_pat_\w{20}"
     r"|\bglpat-[\w-]{16}|\bxox[abeprs]-[\w-]{10}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30}"
     r"|\bhf_\w{20}|\bnpm_\w{30}|\bpypi-[\w-]{30}|\bya29\.[\w-]{20}|\beyJ[\w-]{8,}\.eyJ[\w-]{8}"
-    r"|\bSG\.[\w-]{16,}\.|PRIVATE KEY-----|://[^/\s:@]*:[^/\s@]+@|://[^/\s:@]{20,}@"
+    r"|\bSG\.[\w-]{16,}\.|\b(?:gsk|dckr_pat|dop_v1|shpat)_\w{20}|\b(?:nvapi|xai)-[\w-]{20}"
+    r"|\bhvs\.[\w-]{16}|hooks\.slack\.com/services/|\bAccountKey=|^(?:Bearer|Basic) [\w+/.=-]{16}"
+    r"|PRIVATE KEY-----|://[^/\s:@]*:[^/\s@]+@|://[^/\s:@]{20,}@"
 )
 # What makes shells, rg and git run or read something else; what toolchains need is left alone.
 DROPPED = frozenset(
@@ -4067,7 +4070,7 @@ def environ_of_ours(environ: Mapping[str, str], root: Path) -> dict[str, str]:
     if "PATH" in made:
         folders = [os.path.realpath(f) for f in made["PATH"].split(os.pathsep) if os.path.isabs(f)]
         safe = [f for f in folders if str(root) == "/" or not is_below(f, str(root))]
-        made["PATH"] = os.pathsep.join(safe)
+        made["PATH"] = os.pathsep.join(safe) or os.defpath  # an empty one is the current folder
     return made
 
 
@@ -4079,7 +4082,8 @@ class Secrets:
 
     def __init__(self, keys: Iterable[str], withheld: Iterable[str] = ()) -> None:
         known = {key.strip() for key in keys if len(key.strip()) >= KEY_CHARS}
-        for value in map(str.strip, withheld):
+        lines = [line for value in withheld for line in (value, *value.splitlines())]
+        for value in map(str.strip, lines):
             mixed = re.search("[0-9]", value) and re.search("[A-Za-z]", value)
             known |= {value} if mixed and len(value) >= SECRET_CHARS else set()
         forms = known | {encode(clean(value))[1:-1] for value in known}  # also inside JSON
@@ -4119,7 +4123,8 @@ class MaskedEvents:
     def emit(self, kind: str, **data: Any) -> None:
         """Report one event."""
         if kind not in ("text", "reasoning", "tool_output"):
-            self.flush()
+            if kind not in ("notice", "queued"):  # these may come amid a piece
+                self.flush()
             self.target(kind, **clean_all(data, self.secrets.mask))
             return
         rest = {name: value for name, value in data.items() if name != "text"}
@@ -4174,14 +4179,15 @@ class GitPrograms:
         """The first setting of one repository; its submodules are added to those that wait."""
         names = ("config", "config.worktree", "index")
         paths = [word for name in names for word in ("--git-path", name)]
-        told = run_git(folder, ["rev-parse", *paths], self.environ)
+        told = run_git(folder, ["rev-parse", *paths, "--show-cdup"], self.environ)
         if told is None or told.returncode:
             above = any(os.path.lexists(f / ".git") for f in (folder, *folder.parents))
             there = above or (folder / "HEAD").exists()
             return "a repository that git can not read" if told is None or there else ""
-        files = [folder / os.fsdecode(line) for line in told.stdout.splitlines()]
+        *files, top = [folder / os.fsdecode(line) for line in told.stdout.split(b"\n")[:4]]
         settings = self.settings(folder)
-        hooks = folder / settings.pop("core.hookspath", files[0].parent / "hooks")
+        named = settings.pop("core.hookspath", files[0].parent / "hooks")
+        hooks = top / os.path.expanduser(named)
         self.places += [*files, hooks / "post-index-change"]  # runs when `git status` refreshes
         for key, value in settings.items():
             harmless = key == "core.fsmonitor" and value in ("true", "false")
@@ -4784,7 +4790,8 @@ BLANK = ("/tmp", "/var/tmp", "/run", "/var/run")  # the sandbox has its own, emp
 HIDDEN_AT_HOME = (
     *SECRET_FOLDERS,
     *".config/gh .config/git/credentials .netrc .git-credentials .pypirc".split(),
-    *(".local/share/keyrings", ".Xauthority"),
+    *".local/share/keyrings .Xauthority .cargo/credentials .cargo/credentials.toml".split(),
+    *".gem/credentials .pgpass .my.cnf .vault-token .password-store".split(),
 )
 SOCKET_NAMES = frozenset(  # variables that name sockets of the user's session
     "SSH_AUTH_SOCK SSH_AGENT_PID GPG_AGENT_INFO DOCKER_HOST CONTAINER_HOST XDG_RUNTIME_DIR TMUX"
@@ -4816,6 +4823,19 @@ def trusted_program(paths: Iterable[str], root: Path) -> str:
         if safe and not rows[0].st_mode & stat.S_IWGRP and not real.is_relative_to(root):
             return str(real)
     return ""
+
+
+def outer_repository(root: Path) -> str:
+    """Where the repository is that the workspace is a part or a working tree of; "" for none."""
+    pointer = root / ".git"
+    if pointer.is_file():
+        try:
+            place = Path(pointer.read_text().removeprefix("gitdir:").strip())
+            told = (place / "gitdir").read_text().strip()  # it knows of this working tree
+        except (OSError, ValueError):
+            return ""
+        return str(place.parent.parent) if told == str(pointer) else ""
+    return next((str(f) for f in root.parents if os.path.lexists(f / ".git")), "")
 
 
 def socket_files() -> list[str]:
@@ -4859,13 +4879,13 @@ class Sandbox:
         """What commands need though it is where the sandbox has an empty folder of its own."""
         environ = self.environ
         needed = [*self.homes, sys.prefix, sys.base_prefix, environ.get("VIRTUAL_ENV", "")]
+        needed.append(outer_repository(Path(self.root)))
         for path in environ.get("PATH", "").split(":"):
             parent, name = os.path.split(path.rstrip("/"))
             needed += [parent, path] if name == "bin" else [path]
         real = {os.path.realpath(path) for path in (*needed, "/etc/resolv.conf") if path}
-        return sorted(
-            path for path in real - self.blank if os.path.exists(path) and self.is_blank(path)
-        )
+        outside = (path for path in real - self.blank if not is_below(path, self.root))
+        return sorted(path for path in outside if os.path.exists(path) and self.is_blank(path))
 
     def is_blank(self, path: str) -> bool:
         """Whether a path is below one of the folders of which the sandbox has its own."""
@@ -4890,6 +4910,8 @@ class Sandbox:
         """Why commands can not run inside, "" when they can; tried once."""
         if sys.platform not in ("linux", "darwin"):
             return f"there is none for {sys.platform}"
+        if self.root == "/" or is_below(self.root, "/proc") or is_below(self.root, "/sys"):
+            return f"the workspace is {self.root}"
         if not self.program:
             return "no bubblewrap (bwrap) of root's is installed"
         test = "[ -w . ]" if os.access(self.root, os.W_OK) else "true"
@@ -4931,7 +4953,16 @@ class Sandbox:
     def mounts(self, guarded: Guarded) -> Mounts:
         """What becomes of which part of the disk, outer folders first, of equals the last."""
         found = [(path, "show") for path in self.shown] + [(self.root, "open")]
-        found += [(path, "hide") for path in self.hidden()] + guarded.mounts()
+        hidden, kept = self.hidden(), guarded.mounts()
+        inner = [path for path in hidden if is_below(path, self.root) and path != self.root]
+        kept = [row for row in kept if not any(is_below(row[0], path) for path in inner)]
+        # What is hidden in the workspace is not moved away with a folder above it.
+        above = {
+            str(f) for path in inner for f in Path(path).parents if is_below(str(f), self.root)
+        }
+        firm = [path for path, kind in kept if kind != "hold"]
+        held = [p for p in sorted(above - {self.root}) if not any(is_below(p, f) for f in firm)]
+        found += [(path, "hold") for path in held] + [(path, "hide") for path in hidden] + kept
         found += [(path, "show") for path in self.readable if os.path.exists(path)]
         # What is deep in /tmp stands on a folder of its own, which no command can swap for a link.
         deep = {"/".join(path.split("/")[:3]) for path, _ in found if is_below(path, "/tmp")}
@@ -4982,6 +5013,7 @@ class Sandbox:
         """What commands see inside: no sockets, caches where they can be written."""
         place = "/tmp" if sys.platform == "linux" else os.path.realpath(self.folder)
         kept = {name: text for name, text in environ.items() if name not in SOCKET_NAMES}
+        kept["GIT_DISCOVERY_ACROSS_FILESYSTEM"] = "1"  # the workspace is a mount of its own
         return kept | {name: place + folder for name, folder in CACHES.items()}
 
     def close(self) -> None:
@@ -5001,7 +5033,7 @@ def remove_folder(path: str) -> None:
 
 
 # Names that may be protected: to ask about each of a tree's files takes too long.
-MARKED_NAME = Regex(r"(?is)\..*|(agents|agents\.override|claude)\.md|workflows")
+MARKED_NAME = Regex(r"(?is)\..*|(agents|agents\.override|claude)\.md|workflows|agent|fish")
 KEPT_IN_GIT = Regex(
     r"(?is)hooks|hooks/.+(?<!\.sample)|modules|commondir|config.*|info/attributes"
     r"|worktrees/[^/]+/(commondir|config\.worktree)"
@@ -5013,7 +5045,8 @@ PLAIN_GIT_KEY = Regex(  # settings of a new repository that make git run nothing
     r"|extensions\.(objectformat|refstorage|partialclone|worktreeconfig)"
     r"|remote\..*\.(url|pushurl|fetch|tagopt|mirror|prune|promisor|partialclonefilter)"
     r"|branch\..*\.(remote|merge|rebase|description)|submodule\.(.*\.)?(url|active)"
-    r"|(pull\.rebase|push\.default|commit\.gpgsign)"
+    r"|(pull\.rebase|push\.default|commit\.gpgsign)|core\.(untrackedcache|quotepath|longpaths)"
+    r"|(advice|color)\..*|(gc\.auto|merge\.(ff|conflictstyle)|rebase\.autostash|fetch\.prune)"
 )
 TICK_NS = 20_000_000  # a folder that changed so recently may change again under the same time
 SHOWN_NAMES, NAME_CHARS = 20, 200
@@ -5094,6 +5127,7 @@ class Guarded:
         self.lost: set[int | str] = set()  # what of it is no longer there, by inode
         self.young: dict[str, Any] = {}  # a new repository's settings -> their stamp
         self.trusted: set[str] = set()  # written by the file tools since the last look
+        self.worktrees: set[str] = set()  # pointers of new ones, which have to stay as they are
 
     def mounts(self) -> Mounts:
         """What is read-only, with the folder that holds it, and what can not be read."""
@@ -5107,8 +5141,14 @@ class Guarded:
         found = [(f"{root}/{path}", "hold") for path in sorted(holders)]
         found += [(f"{root}/{path}", "keep") for path in firm]
         found += [(path, "keep") for path in real if path != root and is_below(path, root)]
-        hidden = [f"{root}/{path}" for path in (*sorted(self.secret), ".agent/undo")]
-        return found + [(path, "hide") for path in hidden if os.path.exists(path)]
+        names = (*self.secret, ".agent/undo")
+        hidden = sorted({os.path.realpath(f"{root}/{path}") for path in names} - {root})
+        # No folder outside: a link to /usr would leave nothing that could run.
+        return found + [
+            (path, "hide")
+            for path in hidden
+            if os.path.exists(path) and (is_below(path, root) or not os.path.isdir(path))
+        ]
 
     def look(self, *, move: bool) -> list[str]:
         """Take in what changed since the last look; `move` away what commands may not make.
@@ -5127,6 +5167,9 @@ class Guarded:
             self.young[path] = stamp(self.root / path)
             if self.young[path] not in (seen, None) and path not in self.mounted:
                 fresh.add(path)
+        gone = {path for path in self.worktrees if not self._is_worktree(path)}
+        self.worktrees -= gone
+        fresh |= gone
         fresh = {p for p in fresh - self.trusted if self.kept.get(p) not in self.lost}
         self.trusted.clear()
         self.lost.clear()
@@ -5169,8 +5212,11 @@ class Guarded:
         if path in self.mounted:
             self.lost.add(inode)
 
-    def _open(self, key: str) -> tuple[list[os.DirEntry[str]], bool] | None:
-        """What is in a folder, and whether it is the one that was there before; None: no folder."""
+    def _open(self, key: str) -> tuple[list[os.DirEntry[str]] | None, bool] | None:
+        """What is in a folder, and whether it is the one that was there before; None: no folder.
+
+        What is in one that can not be read is None too.
+        """
         place = f"{self.root}/{key}"
         try:
             status = os.lstat(place)
@@ -5181,6 +5227,9 @@ class Guarded:
                 self.watch.add(place, key)
             with os.scandir(place) as listing:
                 entries = list(listing)
+        except PermissionError:
+            self.folders[key] = (status.st_ino, 0)
+            return None, same
         except OSError:
             return None
         settled = time.time_ns() - status.st_ctime_ns > TICK_NS
@@ -5194,6 +5243,8 @@ class Guarded:
             self._forget(key)
             return []
         entries, same = opened
+        if entries is None:  # who knows what is in it
+            return [key] if move and key and not same else []
         bare = {"HEAD", "objects", "refs"} <= {entry.name for entry in entries}
         if bare and key not in self.repositories:
             for path in self.inner.pop(key, set()):
@@ -5282,7 +5333,8 @@ class Guarded:
 
     def _take_away(self, paths: Iterable[str]) -> list[str]:
         """Move what commands may not make into the quarantine; links are put back."""
-        moved, changed, stuck = [], [], []
+        moved, changed = list[str](), list[str]()
+        renamed, stuck = list[str](), list[str]()
         folder = self._quarantine_name()
         for path in paths:
             try:
@@ -5291,17 +5343,21 @@ class Guarded:
                 continue
             try:
                 is_setting = self._repository_of(path) == os.path.dirname(path)
-                if is_setting and os.path.basename(path) == "config":
+                if self._is_worktree(path):
+                    self.worktrees.add(path)
+                elif is_setting and os.path.basename(path) == "config":
                     changed += self._tidy(path, holder, folder)
                 elif self._move(path, holder, folder):
                     moved.append(path)
-            except (OSError, AgentError) as error:
-                stuck.append(f"{path} ({error})")
+            except (OSError, AgentError) as error:  # e.g. `.agent` is not ours
+                aside = self._set_aside(path, holder)
+                (renamed if aside else stuck).append(aside or f"{path} ({error})")
             finally:
                 os.close(holder)
         told = [
             (moved, f"commands may not make these, they were moved to {folder}"),
-            (changed, f"settings that run programs were removed, the file is in {folder}"),
+            (changed, f"settings that may run programs were removed, the file is in {folder}"),
+            (renamed, "commands may not make these, they have other names now"),
             (stuck, "commands may not make these, but they could not be moved away"),
         ]
         return [
@@ -5309,6 +5365,21 @@ class Guarded:
             for names, text in told
             if names
         ]
+
+    def _is_worktree(self, path: str) -> bool:
+        """Whether `git worktree add` made this pointer, to a repository here and nothing else."""
+        folder, _, name = path.rpartition("/")
+        if name not in (".git", "commondir"):
+            return False
+        try:
+            text = self.workspace.read(self.root / path, told=False).decode().strip()
+        except (OSError, ValueError, AgentError):
+            return False
+        place = f"{self.root}/{folder}" if name == "commondir" else text[8:]
+        git, _, last = place.rpartition("/worktrees/")
+        known = any(git == f"{self.root}/{inner}" for inner in self.repositories)
+        plain = "/" not in last and os.path.realpath(place) == place and os.path.isdir(place)
+        return known and plain and text in ("../..", f"gitdir: {place}")
 
     def _quarantine_name(self) -> str:
         """`.agent/quarantine/<time>`, one that is not there yet."""
@@ -5345,12 +5416,28 @@ class Guarded:
             self.kept[path] = self.links[path]
         return status is not None
 
+    def _set_aside(self, path: str, holder: int) -> str:
+        """Where there is no quarantine: another name in the same folder that nothing looks for."""
+        name = os.path.basename(path)
+        other = f"quarantined-{os.urandom(4).hex()}-{name}.sample"
+        try:
+            os.rename(name, other, src_dir_fd=holder, dst_dir_fd=holder)
+        except OSError:
+            return ""
+        self.kept.pop(path, None)
+        return f"{path[: len(path) - len(name)]}{other}"
+
     def _store(self, path: str, name: str, holder: int, folder: str) -> None:
-        """Move what has this name in an open folder into the quarantine, under its path."""
+        """Move what has this name into the quarantine, under its path; no link is followed."""
         state_folder(self.root)
         target = self.root / folder / path
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.rename(name, target, src_dir_fd=holder)
+        above = [f for f in target.parents if is_below(str(f), f"{self.root}/.agent/quarantine")]
+        make_plain_folders(*reversed(above))
+        place = folder_of_ours(target)
+        try:
+            os.rename(name, target.name, src_dir_fd=holder, dst_dir_fd=place)
+        finally:
+            os.close(place)
         self.kept[".agent"] = os.lstat(self.root / ".agent").st_ino
 
     def _tidy(self, path: str, holder: int, folder: str) -> list[str]:
@@ -6669,8 +6756,14 @@ WALL_SIGNS = (  # what a command prints that ran into the sandbox, and what is t
     (
         "Read-only file system|Device or resource busy",
         "in the sandbox commands write only in the workspace and in /tmp, and not what is protected"
-        " there; write_file and edit_file ask the user",
+        " there; write_file and edit_file may ask the user",
     ),
+    (
+        r"(?:index|HEAD)\.lock': Read-only",
+        "git's own folder is outside the workspace; the user can start the agent where it is",
+    ),
+)
+NETWORK_SIGNS = (
     (
         "(?i)could ?n[o']t resolve|name resolution|name or service not known|network is unreachable"
         "|ENOTFOUND|EAI_AGAIN|failed to establish a new connection|no address associated",
@@ -6716,16 +6809,18 @@ class ShellTools:
             capture.close()
         head, _, last = self._result(capture, code, left, seconds).rpartition("\n")
         missed = self._withheld(f"{command}\n{head}") if code else ""
-        walls = self._walls(head, failed=bool(code))
+        walls = self._walls(head, failed=bool(code), network=network)
         return f"{head}{missed}{walls}\n{last}"
 
-    def _walls(self, output: str, *, failed: bool) -> str:
+    def _walls(self, output: str, *, failed: bool, network: bool) -> str:
         """What the sandbox did, and what a command that failed may have run into."""
         host = self.workspace.host
         notes, host.notes = host.notes, []
         if failed and host.inside:
-            notes += [f"[{text}]" for regex, text in WALL_SIGNS if re.search(regex, output)]
-            masked = sorted(path for path in host.guarded.secret if path in output)
+            signs = WALL_SIGNS if network or host.online else WALL_SIGNS + NETWORK_SIGNS
+            notes += [f"[{text}]" for regex, text in signs if re.search(regex, output)]
+            refused = [line for line in output.split("\n") if "Permission denied" in line]
+            masked = [p for p in sorted(host.guarded.secret) if any(p in line for line in refused)]
             notes += [f"[hidden from commands: {', '.join(masked[:SHOWN_NAMES])}]"] * bool(masked)
         return "".join(f"\n{note}" for note in notes)
 
@@ -6746,7 +6841,8 @@ class ShellTools:
 
     def _withheld(self, text: str) -> str:
         """What a command that failed may have missed: a key that it can not see."""
-        named = [name for name in self.workspace.withheld if name in text]
+        words = set(re.findall(r"\w+", text))
+        named = [name for name in self.workspace.withheld if name in words]
         if not named:
             return ""
         return f"\n[{', '.join(named)} is kept from commands; the user can name it in env_keep]"
@@ -11056,7 +11152,7 @@ def explain_permission(settings: Settings, command: str, screen: Screen) -> None
     place.use_sandbox(wants_sandbox(settings, settings.mode))
     inside = place.sandbox_state == "on"
     for line in explain(make_policy(settings, settings.mode, place, sandboxed=inside), command):
-        screen.write(sys.stdout, visible(line) + "\n")
+        screen.write(sys.stdout, visible(place.secrets.mask(line)) + "\n")
 
 
 def init_event(agent: Agent | None) -> dict[str, Any]:

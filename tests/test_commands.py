@@ -999,6 +999,7 @@ SECRET = "sk-0123456789abcdef"
         pytest.param('test -n "$OPENAI_API_KEY"', "", 0, id="nothing was withheld"),
         pytest.param('test -n "$OPENAI_API_KEY"', "GROQ_API_KEY", 0, id="another was withheld"),
         pytest.param("exit 1", "OPENAI_API_KEY", 0, id="it is not mentioned"),
+        pytest.param("test -n $MY_OPENAI_API_KEYS", "OPENAI_API_KEY", 0, id="part of a word"),
     ],
 )
 def test_a_failure_that_mentions_a_withheld_key_says_so(play, workspace, command, environ, names):

@@ -33,7 +33,7 @@ from pathlib import Path
 import pytest
 from conftest import NAP, Terminal, alive, inside, nothing_runs_in, results, until
 
-from agent import AgentError, Settings, build_agent, decide, make_policy
+from agent import AgentError, Sandbox, Settings, build_agent, decide, make_policy
 from flaky_server import FlakyServer
 
 BWRAP = shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin") or ""
@@ -491,6 +491,37 @@ def test_credentials_behind_a_link_are_not_read_under_either_name(one_box, place
 
 
 @pytest.mark.long
+def test_a_secret_of_the_workspace_is_hidden_by_all_its_names(one_box, tmp_path):
+    key = f"-----BEGIN OPENSSH PRIVATE KEY-----\n{TWIN}\n"
+    for name in ("conf/prod.txt", "deploy_rsa", "server-key", "x.pk8"):
+        put(tmp_path / "work", [name], key)
+    (tmp_path / "work/.env").symlink_to("conf/prod.txt")
+    box = one_box(tmp_path / "work", tmp_path / "home")
+    for name in ("deploy_rsa", "server-key", "x.pk8", "conf/prod.txt", ".env"):
+        assert TWIN not in box(f"cat {name}")
+    assert TWIN not in box("mv conf moved; cat moved/prod.txt")
+
+
+def test_the_home_may_be_the_workspace_and_keeps_its_secrets(one_box, tmp_path):
+    names = [".config/agent/env", ".config/gh/token", ".local/share/keyrings/k", ".ssh/id_rsa"]
+    put(tmp_path, [*names, ".docker/.envrc"], SECRET)
+    box = one_box(tmp_path, tmp_path)
+    told = box(f"mv .config c; mv .local l; cat {' '.join(names)} c/*/* l/*/*/* .docker/.envrc")
+    assert SECRET not in told
+    assert [name for name in names if not (tmp_path / name).exists()] == []
+    assert box("touch .local/made && ls") == NOTHING
+
+
+@pytest.mark.parametrize("name", [".venv", ".env"])
+def test_an_active_virtual_environment_of_the_workspace_is_written(one_box, tmp_path, name):
+    put(tmp_path, [f"{name}/pyvenv.cfg", f"{name}/bin/activate"], "home =")
+    environ = {"VIRTUAL_ENV": f"{tmp_path}/{name}", "PATH": f"{tmp_path}/{name}/bin:/usr/bin:/bin"}
+    box = one_box(tmp_path, tmp_path / "home", environ=environ)
+    assert box(f"touch {name}/made {name}/bin/tool; ls {name}/bin") == (
+        "activate\ntool\n[exit code 0]"
+    )
+
+
 def test_what_the_user_names_in_sandbox_read_is_read_but_not_written(one_box, place, tmp_path):
     folder = place / "reading-home"
     put(folder, [".kube/config", ".aws/credentials"], SECRET)
@@ -609,6 +640,40 @@ def test_what_a_link_leads_to_is_not_taken_into_quarantine(fresh, place):
 JOB = (
     "(echo $BASHPID > pid; until test -e go; do sleep 0.01; done; echo job > .envrc; exec sleep 60)"
 )
+
+
+@pytest.mark.parametrize("kind", ["link", "inner link", "writable", "file"])
+def test_without_a_quarantine_protected_names_get_others(one_box, tmp_path, kind):
+    state, out = tmp_path / "work/.agent", tmp_path / "out"
+    out.mkdir()
+    put(tmp_path / "work", [".agent"] if kind == "file" else ["notes.txt"], "x")
+    if kind == "link":
+        state.symlink_to(out)
+    elif kind != "file":
+        state.mkdir()
+        state.chmod(0o777 if kind == "writable" else 0o700)
+    if kind == "inner link":
+        (state / "quarantine").symlink_to(out)
+    box = one_box(tmp_path / "work", tmp_path / "home")
+    told = box("echo a > .envrc; git init -q made; git -C made config core.pager x")
+    assert re.findall(r"quarantined-\w+-(\S+).sample", told) == [".envrc", "config"]
+    assert not (box.root / ".envrc").exists() and not (box.root / "made/.git/config").exists()
+    assert (list(out.iterdir()), box("true")) == ([], NOTHING)
+
+
+def test_a_folder_that_can_not_be_looked_into_does_not_stay(one_box, tmp_path, monkeypatch):
+    put(tmp_path / "work/users", ["a"], "a")
+    listed = os.scandir
+
+    def scandir(path):
+        if str(path).endswith(("shut", "users")):  # root reads all
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    box = one_box(tmp_path / "work", tmp_path / "home")
+    assert "quarantine" in box("mkdir -p shut/.vscode")
+    assert sorted(os.listdir(box.root)) == [".agent", "users"]
 
 
 def test_what_a_job_makes_between_two_commands_is_found_after_the_next(fresh):
@@ -1118,10 +1183,12 @@ def test_a_workspace_named_through_a_link_is_the_folder_behind_it(one_box, place
     assert (root / "made").read_text() == "a\n"
 
 
-def test_a_worktree_is_a_workspace(one_box, place):
-    main = repository(place / "trees" / "main")
+@pytest.mark.parametrize("base", ["tmp", "home"])
+def test_a_worktree_is_a_workspace(one_box, place, tmp_path, base):
+    trees = (tmp_path if base == "tmp" else place) / "trees"
+    main = repository(trees / "main")
     git(main, "worktree", "add", "-q", "../side")
-    root = place / "trees" / "side"
+    root = trees / "side"
     before = tree(main / ".git/hooks"), seen(main / ".git/config")
     box = one_box(root, place / "no-home")
     assert box("git status --porcelain; git log --format=%s") == "first\n[exit code 0]"
@@ -1130,6 +1197,51 @@ def test_a_worktree_is_a_workspace(one_box, place):
     assert box(attempts(ON_FILES, "../main/.git/config")) == went_through()
     assert (tree(main / ".git/hooks"), seen(main / ".git/config")) == before
     assert box("echo a > made; cat made first.txt") == "a\nfirst\n[exit code 0]"
+
+
+def test_a_working_tree_that_git_adds_stays_and_no_other_pointer(one_box, tmp_path):
+    root = repository(tmp_path / "work")
+    box = one_box(root, tmp_path / "home")
+    assert box("git worktree add -q w/one -b one; git worktree add -q w/two -b two") == NOTHING
+    commit = "git -c user.name=a -c user.email=a@b commit -q --allow-empty -m two"
+    assert box(f"cd w/one && {commit}; git log -1 --format=%s") == "two\n[exit code 0]"
+    told = box("git worktree add -q w/odd -b odd; unlink w/odd/.git; echo gitdir: /x > w/odd/.git")
+    assert ("w/odd/.git" in told, (root / "w/odd/.git").exists()) == (True, False)
+    swap = "mv .git/worktrees/late old && mkdir evil && ln -s ../../evil .git/worktrees/late"
+    told = box(f"git worktree add -q w/late -b late && {swap}")
+    assert ("w/late/.git" in told, (root / "w/late/.git").exists()) == (True, False)
+    assert (root / "w/two/.git").exists()
+
+
+@pytest.mark.parametrize("base", ["tmp", "home"])
+def test_a_part_of_a_repository_is_read_and_the_result_says_why_no_more(
+    one_box, place, tmp_path, base
+):
+    whole = repository((tmp_path if base == "tmp" else place) / "whole")
+    (whole / "part").mkdir()
+    box = one_box(whole / "part", tmp_path / "home")
+    assert box("git log --format=%s; git status --porcelain") == "first\n[exit code 0]"
+    assert "git's own folder is outside" in box("echo a > made; git add made")
+    assert (box("cat made"), git(whole, "status", "--porcelain")) == (
+        "a\n[exit code 0]",
+        "?? part/\n",
+    )
+
+
+def test_a_note_on_the_sandbox_is_true(one_box, tmp_path):
+    put(tmp_path / "work", [".env"], SECRET)
+    box = one_box(tmp_path / "work", tmp_path / "home")
+    lost = "echo 'os.environ: name or service not known'; exit 1"
+    assert "network=true" in box(lost)
+    assert "[hidden from commands: .env]" in box("cat .env")
+    assert box(lost, network=True).split("\n")[1:] == ["[exit code 1]"]
+    box.agent.workspace.host.online = True
+    assert box(lost).split("\n")[1:] == ["[exit code 1]"]
+
+
+@pytest.mark.parametrize("root", ["/", "/proc/self", "/sys"])
+def test_a_workspace_that_no_wall_can_be_around_is_said_to_be_one(root):
+    assert Sandbox(Path(root), GIT, ()).trouble == f"the workspace is {root}"
 
 
 BACKEND = """import os, zipfile

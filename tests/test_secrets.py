@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from conftest import ROOT, results, session_files
 
-from agent import Settings, build_agent
+from agent import Secrets, Settings, build_agent
 from flaky_server import FlakyServer
 
 MASK = "[masked]"
@@ -95,6 +95,13 @@ WITHHELD = {
     "DB_PASSWORD": "correct horse",
     "STRIPE_SECRET_KEY": "sk_live_" + "9a8B" * 6,
     "client_secret": "q1w2e3r4t5y6u7i8",
+    "OPENAI_API_KEY_2": "a2",
+    "GH_TOKEN_READ": "a3",
+    "DOCKER_AUTH_CONFIG": "{}",
+    "MAIL_PASSWORDS": "a4",
+    "HOOK": "https://hooks.slack.com/services/T0/B0/x",
+    "OTHER": "gsk_" + "a1B2" * 10,
+    "HEADER": "Bearer abcdefghijklmnop",
     "NEUTRAL": "ghp_" + "Z9y8X7w6V5" * 4,  # by its value
     "PLAIN": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1r\n-----END OPENSSH PRIVATE KEY-----",
 }
@@ -107,6 +114,8 @@ VISIBLE = {
     "NODE_ENV": "test",
     "TZ": "Europe/Berlin",
     "TOKENIZERS_PARALLELISM": "false",
+    "MAX_TOKENS": "4096",
+    "SKIP_AUTH": "1",
     "MONKEY": "banana",
     "AUTHOR": "me",
     "KEYMAP": "us",
@@ -201,13 +210,16 @@ def test_only_long_values_with_letters_and_digits_are_masked(workspace: Path) ->
         "C_SECRET": "12345678901234567890",  # digits
         "D_TOKEN": "abc123def456ghi7",
     }
+    environ = {"E_SECRET": "first line\nsecond0123456789abcd\n"}
     lines = "".join(f"{name} is {value}\n" for name, value in values.items())
     (workspace / "notes.txt").write_text(lines + "path /usr/lib/jvm/java-17-openjdk-amd64\n")
-    environ = values | {"JAVA_HOME": "/usr/lib/jvm/java-17-openjdk-amd64"}
-    command = "cat notes.txt; env | grep -cE 'TOKEN|PASSW|SECRET' || true"
+    environ |= values | {"JAVA_HOME": "/usr/lib/jvm/java-17-openjdk-amd64"}
+    command = (
+        "cat notes.txt; echo +second0123456789abcd; env | grep -cE 'TOKEN|PASSW|SECRET' || true"
+    )
     done = act(workspace, bash(command), environ=environ)
     expected = lines.replace(values["D_TOKEN"], MASK) + "path /usr/lib/jvm/java-17-openjdk-amd64\n"
-    assert done.results == [f"{expected}0\n[exit code 0]"]
+    assert done.results == [f"{expected}+{MASK}\n0\n[exit code 0]"]
 
 
 def test_a_write_that_holds_the_mark_is_refused_and_says_why(workspace: Path) -> None:
@@ -250,6 +262,14 @@ def test_a_key_that_comes_in_pieces_is_masked_and_all_else_is_shown(
     shown = [fields["text"] for fields in done.of("text")]
     assert ("".join(shown), done.result.text) == (expected, expected)
     assert [text for text in shown if "4f9a8b" in text or "a1B2c3" in text] == []
+
+
+def test_a_key_is_masked_though_a_notice_comes_amid() -> None:
+    told: list[str] = []
+    emit = Secrets([KEY]).events(lambda kind, **data: told.append(data["text"]))
+    for kind, text in (("text", KEY[:9]), ("notice", "n"), ("text", KEY[9:]), ("usage", "u")):
+        emit(kind, text=text)
+    assert told == ["n", MASK, "u"]
 
 
 def test_output_that_is_cut_inside_a_key_is_masked_too(workspace: Path) -> None:
@@ -433,6 +453,8 @@ UNSEEN = {
     "right to left": "\u202e",
     "isolate": "\u2066",
     "word joiner": "\u2060",
+    "filler": "\u3164",
+    "letter mark": "\u061c",
 }  # fmt: skip
 
 

@@ -534,16 +534,21 @@ def test_settings_of_a_repository_that_run_programs_are_named(workspace: Workspa
     hook.write_text("#!/bin/sh\n")
     hook.chmod(0o755)
     found.append(workspace.git_programs())
-    assert found == ["", "filter.z.clean", "include.path", "hooks/post-index-change"]
+    hook.rename(workspace.root / "post-index-change")
+    git("config", "core.hooksPath", ".")
+    (workspace.root / "part").mkdir()
+    found.append(Workspace(workspace.root / "part", workspace.environ).git_programs())
+    assert found == ["", "filter.z.clean", "include.path", *["hooks/post-index-change"] * 2]
 
 
 def test_our_own_git_is_never_one_of_the_workspace(tmp_path: Path) -> None:
     bin_ = tmp_path / "ws" / ".venv" / "bin"
     bin_.mkdir(parents=True)
-    (bin_ / "git").write_text(f"#!/bin/sh\ntouch {tmp_path}/MARKER\n")
+    (bin_ / "git").write_text(f"#!/bin/sh\n: >{tmp_path}/MARKER\n")
     (bin_ / "git").chmod(0o755)
     (tmp_path / "ws" / ".gitignore").write_text("*.o\n")
-    for path in (f"{bin_}:{os.environ['PATH']}", f".venv/bin:{os.environ['PATH']}"):
+    (tmp_path / "ws" / "git").symlink_to(bin_ / "git")
+    for path in (f"{bin_}:{os.environ['PATH']}", f".venv/bin:{os.environ['PATH']}", "", str(bin_)):
         made = Workspace(tmp_path / "ws", {"PATH": path})
         assert (made.walk(made.root).names, made.git_programs()) == ([".gitignore"], "")
     assert not (tmp_path / "MARKER").exists()
