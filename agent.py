@@ -3200,6 +3200,8 @@ def protected_row(path: str) -> tuple[str, str, str] | None:
     folded = fold(os.path.normpath(path))
     if folded.startswith(("/", "../")) or folded == "..":
         return "deny", "outside the workspace", "outside"
+    if not re.search(r"(?:^|/)(?:\.|agents|claude)", folded):  # as no pattern does: most paths
+        return None
     for pattern, outcome, reason in PROTECTED:
         if path_match(pattern, folded) or path_match(pattern, f"{folded}/"):
             return outcome, reason, pattern
@@ -3297,7 +3299,8 @@ class Workspace:
         if self.is_inside(real) and not self.is_inside(literal):  # by another way to the root
             above = [f for f in Path(literal).parents if os.path.realpath(f) == str(self.root)]
             literal = f"{self.root}{literal[len(str(above[0])) :]}" if above else real
-        found = [os.path.relpath(p, self.root) if self.is_inside(p) else p for p in (literal, real)]
+        top = len(str(self.root).rstrip("/")) + 1
+        found = [(p[top:] or ".") if self.is_inside(p) else p for p in (literal, real)]
         # The user's settings are outside, wherever the workspace is.
         ours = self.settings_folders
         found += [path for path in (literal, real) if f"{fold(path)}/".startswith(ours)]
@@ -7471,7 +7474,8 @@ def ruled(policy: Policy, outcome: str, name: str, subject: str, kind: str) -> D
     """What the user's allow, ask or deny rules say of a command's words, a path or a URL."""
     rules: tuple[Rule, ...] = getattr(policy, outcome)
     for rule in rules + policy.approved if outcome == "allow" else rules:
-        if rule.tool in (name, "*") and takes(rule, subject, kind):
+        wild = outcome == "allow" and kind == "command" and ventures(rule, subject)
+        if rule.tool in (name, "*") and takes(rule, subject, kind) and not wild:
             return Decision(outcome, f"the rule {outcome} {rule.text!r}", rule.text)
     return None
 
@@ -7484,6 +7488,22 @@ def takes(rule: Rule, subject: str, kind: str) -> bool:
         return False
     bare = rule.pattern.endswith(" *") and fnmatch.fnmatchcase(subject, rule.pattern[:-2])
     return bare or fnmatch.fnmatchcase(subject, rule.pattern)
+
+
+# Words by which what seems to only read runs a program or writes a file.
+VENTURES = Regex(
+    r"find .*-(?:exec|ok|delete|fls|fprint)|sort(?: .*)? (?:-\w*o|--o|--co)"
+    r"|rg(?: .*)? (?:--pre[= ]|--host)|uniq (?:-[fsw] ?\d+ |-\S+ )*[^-\s]\S* \S"
+    r"|sed (?:.*[\d/;{$ ])?[ew](?: |$)|tar .*(?:--checkpoint-a|--to-c|--use-c|-I)|make .*--eval"
+    r"|git (?:-\S+ )*(?:-c |-p |--config-env|--exec-path|--paginate)|ssh .*Command"
+    r"|git .* (?:--outp|--ext|--textc|--filters|--upload-p|--receive-p|--exec|--open-f)",
+    re.DOTALL,
+)
+
+
+def ventures(rule: Rule, text: str) -> bool:
+    """Whether a command has such words and the rule, which takes it, does not name any."""
+    return bool(VENTURES.match(text)) and not VENTURES.match(rule.pattern)
 
 
 def names_path(policy: Policy, name: str, path: str) -> bool:
@@ -7725,7 +7745,8 @@ OPENERS = frozenset("if then else elif while until do ! { coproc".split())
 ASSIGNMENT = Regex(r"[A-Za-z_]\w*\+?=")
 MOST_DEPTH = 8  # of commands inside commands, and as many wrappers around one
 SCANNED_CHARS = 200_000
-SCANNED_PARTS = 1000
+SCANNED_PARTS, SCANNED_WORDS = 500, 4000
+EXPANDED_CHARS = 2000  # of one value
 
 
 class TooMuch(Exception):
@@ -7751,11 +7772,11 @@ class Part:
         """What rules match."""
         return " ".join(self.words)
 
-    def readers(self) -> Iterator[str]:
+    def readers(self) -> Iterator[list[str]]:
         """The commands that get its output, at once or through others."""
         part = self.into
         while part is not None:
-            yield from (view[0] for view in part.views)
+            yield from part.views
             part = part.into
 
 
@@ -7841,8 +7862,7 @@ class Reading:
         text = self.text[self.at : end]
         self.at = end + 1
         parts = self._within(text.replace("\\`", "`"), self.part, inside=True)
-        value = "/dev/fd/63" if opening in ("<(", ">(") else printed(parts)
-        self._add(value, quoted=self.quoted)
+        self._put("/dev/fd/63" if opening in ("<(", ">(") else printed(parts))
 
     def _braced(self, text: str) -> None:
         for match in re.finditer(r"\$\(|`", text):
@@ -7850,10 +7870,16 @@ class Reading:
             self._within(text[match.end() : end], self.part, inside=True)
         name = re.sub(r"\W.*", "", text.lstrip("#!"), flags=re.DOTALL)
         default = re.sub(r"^\W?\w*:?", "", text).partition("-")[2]
-        self._add(self.known.get(name, default), quoted=self.quoted)
+        self._put(self.known.get(name, default))
 
     def _variable(self, name: str) -> None:
-        self._add(self.known.get(name, f"${name}"), quoted=self.quoted)
+        self._put(self.known.get(name, f"${name}"))
+
+    def _put(self, value: str) -> None:
+        """What an expansion gives; values that are made of others may grow without end."""
+        if len(value) > EXPANDED_CHARS:
+            raise TooMuch
+        self._add(value, quoted=self.quoted)
 
     def _blank(self, _: str) -> None:
         self._end_word()
@@ -7898,6 +7924,8 @@ class Reading:
                     self.part.writes.append(plain)
                 elif not target:
                     self.part.words.append(plain)
+        if len(self.part.words) > SCANNED_WORDS:
+            raise TooMuch
 
     def _separator(self, sign: str) -> None:
         self._end_word()
@@ -7994,6 +8022,8 @@ def closing(text: str, at: int, opening: str) -> int:
 def braces(word: str) -> list[str]:
     """`a{b,c}` -> `ab`, `ac`."""
     made, at = [word], 0
+    if "{" in word and len(word) > COMMAND_CHARS:
+        raise TooMuch
     while at < len(made) < 64:
         found = re.fullmatch(r"(.*?)\{([^{}]*,[^{}]*)\}(.*)", made[at], re.DOTALL)
         if found:
@@ -8022,7 +8052,7 @@ SHELL = Regex(r"(?:ba|da|z|[akc]|tc|fi|rba)?sh")
 INTERPRETER = Regex(
     rf"(?:{SHELL.pattern}|python|pypy|ipython|perl|ruby|irb|node|nodejs|deno|bun|tsx|lua|luajit|php"
     r"|tclsh|expect|osascript|Rscript|julia|groovy|guile|[gmn]?awk|eval|source|\.|gdb|vim?|ed"
-    r"|emacs|ssh)[\d.]*"
+    r"|emacs|ssh|pwsh|powershell|ts-node|tmux|screen)[\d.]*"
 )
 # Commands that run another one -> their options that take a value.
 WRAPPERS = {
@@ -8155,10 +8185,16 @@ DANGERS = (
     ),
     ("download", "human", "it runs what it downloads", r"download \| shell"),
 )
+# An interpreter whose program is in its words, so that its input is data; unless that runs it.
+OWN_PROGRAM = Regex(
+    r"(?:(?:python|pypy|node|perl|ruby|php)[\d.]* (?:-m json\.tool|-\w*[cenpr] |[^-\s])"
+    r"|[gmn]?awk )"
+)
+RUNS_TEXT = Regex(r"/dev/|/proc/|\b(?:exec|eval|system|[ps]open|spawn|subprocess|compile|run)")
 DOWNLOADERS = frozenset("curl wget fetch aria2c http https xh lynx".split())
 FORK_BOMB = Regex(
-    r"(?<![^\s;&|'\"])([^\s(){};|&'\"]{1,60})\s*(?:\(\s*\))?\s*\{(?:[^}]*[\s;|&])?"
-    r"\1\s*\|\s*\1(?![\w.-])"
+    r"(?<![^\s;&|'\"])([^\s(){};|&'\"]{1,60})\s*+(?:\(\s*+\)\s*+)?\{(?:[^}]{0,400}[\s;|&])?"
+    r"\1\s*+\|\s*+\1(?![\w.-])"
 )
 GIT_VALUED = frozenset(
     "-C -c --git-dir --work-tree --namespace --config-env --super-prefix".split()
@@ -8189,11 +8225,19 @@ def signs(policy: Policy, part: Part) -> Iterator[str]:
             yield "delete-all"
         if words[:2] == ["git", "checkout"] and discards(policy, part, words[2:]):
             yield "git discard"
-        if view[0] in DOWNLOADERS and any(INTERPRETER.fullmatch(head) for head in part.readers()):
+        if view[0] in DOWNLOADERS and any(map(runs_input, part.readers())):
             yield "download | shell"
 
 
-WHOLE_GLOB = Regex(r"(^|/)(?:\*+|\.\*|\?\*|\.\?\?\*|\.\[[!^]?\.\]\*|\.)/*$")
+WHOLE_GLOB = Regex(r"\*+|\.\*|\?\*|\.\?\?\*|\.\[[!^]?\.\]\*|\.|")
+
+
+def runs_input(view: Sequence[str]) -> bool:
+    """Whether a command runs what it is fed: an interpreter without a program of its own."""
+    text = " ".join(view[1:])
+    if not OWN_PROGRAM.match(f"{view[0]} {text}"):
+        return INTERPRETER.fullmatch(view[0]) is not None
+    return "-" in view or RUNS_TEXT.search(text) is not None
 
 
 def deletes_all(policy: Policy, part: Part, view: Sequence[str]) -> bool:
@@ -8206,10 +8250,12 @@ def deletes_all(policy: Policy, part: Part, view: Sequence[str]) -> bool:
     root = str(place.root) if place is not None else "/home/user/project"
     home = (place.home if place is not None else "") or "/home/user"
     tops = {up.casefold() for top in (root, home) for up in (top, *map(str, Path(top).parents))}
-    for word in (*(w for w in view[1:end] if w not in flags), *view[end + 1 :]):
-        while (shorter := WHOLE_GLOB.sub(r"\1", word)) != word:
-            word = shorter
-        path = os.path.normpath(os.path.join(root, part.base, word))
+    for word in dict.fromkeys((*(w for w in view[1:end] if w[:1] != "-"), *view[end + 1 :])):
+        steps = word.split("/")
+        while steps and WHOLE_GLOB.fullmatch(steps[-1]):
+            steps.pop()
+        top = "/".join(steps) or "/" * word.startswith("/")
+        path = os.path.normpath(os.path.join(root, part.base, top))
         if re.sub("^/+", "/", path).casefold() in tops:
             return True
     return False
@@ -8283,12 +8329,12 @@ READERS = {
     " multiline pcre2 sort= sortr= stats json vimgrep column trim max-columns= max-depth= replace="
     " threads="
     f" {GREP_OPTIONS}",
-    "git status": "git sbuz short branch porcelain? long show-stash ignored? untracked-files?"
+    "git status": "git sbu?z short branch porcelain? long show-stash ignored? untracked-files?"
     " column? ahead-behind renames no-renames",
     "git diff": f"git pubwWRzasU:S:G:M?C? no-index {DIFF_OPTIONS}",
     "git log": f"git pubwWzaiEFPsU:S:G:M?C?L:n:# {LOG_OPTIONS}",
     "git show": f"git pubwWzasU:S:G:M?C? {LOG_OPTIONS}",
-    "git branch": "none - show-current",
+    "git branch": "none arv show-current all remotes verbose list",
     "git rev-parse": "git - abbrev-ref? show-toplevel short? verify git-dir is-inside-work-tree"
     " show-prefix quiet is-bare-repository show-cdup symbolic-full-name absolute-git-dir",
     "git blame": "git L:wM?C?eslft porcelain date= abbrev= show-email root",
@@ -8403,7 +8449,8 @@ def reads_with(
     if kind in ("none", "word"):
         return Reads()
     if kind == "path":
-        return Reads(paths=tuple(operands), deep=name == "diff")  # of two folders, what is in them
+        here = (".",) if name == "ls" else ()
+        return Reads(paths=tuple(operands) or here, deep=name == "diff")  # what is in two folders
     if not given & {"e", "regexp", "files"}:
         operands = operands[1:]
     deep = name == "rg" or bool(given & {"r", "recursive"})
@@ -8448,7 +8495,7 @@ def judge_reads(policy: Policy, part: Part, reads: Reads, *, moved: bool = False
     """A command that only reads: allowed where `read_file` would be, else why not."""
     head, doubt = "".join(part.words[:1]), reads.doubt
     globs = head != "ls"  # which shows names only
-    paths = [path for path in reads.paths if path != "-"]
+    paths = [path for path in dict.fromkeys(reads.paths) if path != "-"]
     found = [judge_read(policy, path, part.base, globs=globs) for path in paths]
     if head == "cd":
         doubt = doubt or cd_doubt(policy, part)
@@ -8464,8 +8511,8 @@ def judge_reads(policy: Policy, part: Part, reads: Reads, *, moved: bool = False
         if secret and not policy.sandboxed:  # which hides it
             why = f"{secret} lies below and is never read; the tool grep leaves it out"
             found.append(Decision("deny", why, "built-in secrets"))
-    found.append(Decision("ask", doubt) if doubt else Decision("allow", f"{head} only reads"))
-    return strictest(found)
+    found += [Decision("ask", doubt)] if doubt else []
+    return strictest([Decision("allow", f"{head} only reads"), *found])
 
 
 def meets_name(reads: Reads, name: str) -> bool:
@@ -8562,7 +8609,8 @@ def judge_parts(policy: Policy, command: str) -> list[tuple[Part, Decision]]:
         parts = [Part("", words=[command])]
     for part in parts:
         decision = judge_part(policy, part, odd, moved=moved, unsure=unsure)
-        moved = moved or part.words[:1] == ["cd"]
+        if part.words[:1] in (["cd"], ["pushd"], ["popd"]):
+            moved, unsure = True, unsure or bool(cd_doubt(policy, part))
         found += [(part, decision)] if decision else []
     return found
 
@@ -8584,6 +8632,8 @@ def judge_part(
     reads = reads_of(part.words) if part.words else Reads("it runs nothing")
     if part.words[:1] == ["cd"] and unsure:
         reads = Reads("whether this cd happens is not certain")
+    elif moved and unsure and not reads.doubt:
+        reads = dataclasses.replace(reads, doubt="the folder that it runs in is not certain")
     found = [*against_text(policy, part, exact=exact)]
     found += against_paths(policy, part, reads, exact=exact)
     reading = judge_reads(policy, part, reads, moved=moved)
@@ -8664,7 +8714,7 @@ def against_paths(policy: Policy, part: Part, reads: Reads, *, exact: bool) -> I
     for path in part.writes:
         yield from judge_write(policy, path, part.base, lifts=False)
     for view in part.views:
-        for path in targets(view):
+        for path in dict.fromkeys(targets(view)):
             yield from judge_write(policy, path, part.base, lifts=exact)
     code = bool(INTERPRETER.fullmatch(head))
     words = [*part.words, *(part.views[-1] if part.views else ()), *([part.fed] if code else ())]
@@ -8707,8 +8757,9 @@ def judge_write(policy: Policy, path: str, base: str, *, lifts: bool) -> Iterato
     for one in expand(policy, path, base):
         for name in names_of(policy, one, base):
             found = decide_subject(policy, "write_file", "write", name, "path")
-            scratch = policy.sandboxed and name.startswith("/tmp/")  # its own, in the sandbox
-            if is_outside(name) and not scratch:
+            if policy.sandboxed and name.startswith("/tmp/"):  # its own, in the sandbox
+                continue
+            if is_outside(name):
                 yield Decision("deny", f"{one} is outside the workspace", "built-in outside")
             elif (
                 found.rule and found.outcome != "allow" and not (lifts and found.outcome == "human")
@@ -8777,7 +8828,8 @@ SUBCOMMANDS = frozenset(
     " terraform aws gcloud az helm systemctl brew apt apt-get dotnet mvn gradle".split()
 )
 RUNNERS = Regex(
-    r"(?:npm|pnpm|yarn|bun) (?:exec|x|dlx)|(?:uv|poetry|pdm|hatch|go|docker) (?:run|exec)"
+    r"(?:npm|pnpm|yarn|bun) (?:exec|x|dlx)|(?:uv|poetry|pdm|hatch|go|docker|podman|kubectl|nix"
+    r"|conda|mise|direnv|coverage|pipenv|bundle|pixi|rye|docker compose) (?:run|exec|shell)"
 )
 NETWORK_TOOLS = DOWNLOADERS | frozenset(
     "nc ncat netcat socat telnet ftp sftp scp rsync ssh".split()
@@ -8817,7 +8869,8 @@ def offered_rules(policy: Policy, name: str, subject: str) -> list[str]:
         judged = judge_parts(policy, subject)
         texts = list(dict.fromkeys(part.text for part, one in judged if one.outcome != "allow"))
         exact = [f"bash {glob_escape(text)}" for text in texts]
-        wide = [f"bash {glob_escape(wide_text(text))} *" for text in texts]
+        tame = [text for text in texts if not VENTURES.match(text)]
+        wide = [f"bash {glob_escape(wide_text(text))} *" for text in tame]
         rules = [rule for rule in dict.fromkeys([*exact, *wide]) if not unfit_rule(rule)]
         fit = all(rule in rules for rule in exact)
         return those_that_permit(policy, subject, rules, always=True) if fit else []
@@ -8853,7 +8906,7 @@ def unfit_rule(text: str) -> str:
         return str(error)
     words = rule.pattern.split(" ")
     head = os.path.basename(words[0])
-    if rule.tool == "*" or not rule.pattern.strip("*/. "):
+    if rule.tool == "*" or not re.sub(r"^[\w*]+:", "", rule.pattern).strip("*/. ?"):
         return "it permits a whole tool"
     if rule.tool != "bash":
         return ""
