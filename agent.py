@@ -3358,17 +3358,28 @@ class Workspace:
             os.close(descriptor)
 
     def secret_below(
-        self, text: str, base: str = "", meets: Callable[[str], bool] = lambda name: True
+        self,
+        text: str,
+        base: str = "",
+        meets: Callable[[str], bool] = lambda name: True,
+        denied: Callable[[str], bool] = lambda name: False,
     ) -> str:
         """The name of a secret in a folder, at any depth, that no rule lifts; "" for none.
 
-        `meets` tells whether whoever looks there reads a file of this name.
+        `meets` tells whether whoever looks there reads a file of this name, `denied` whether a
+        rule of the user makes it a secret.
         """
         start = os.path.join(self.root, self.names(text, base)[-1])
-        found = self.secrets_in(start, look=LOOKED_INTO)
+        found = self.secrets_in(start, look=LOOKED_INTO, denied=denied)
         return next((path for path in found if meets(path) and fold(path) not in self.lifted), "")
 
-    def secrets_in(self, start: str, *, look: int = 0) -> Iterator[str]:
+    def secrets_in(
+        self,
+        start: str,
+        *,
+        look: int = 0,
+        denied: Callable[[str], bool] = lambda name: False,
+    ) -> Iterator[str]:
         """The secrets below a folder, relative to the root; of caches and packages none.
 
         Of the first `look` files each is looked into, then those with names of keys.
@@ -3379,7 +3390,7 @@ class Workspace:
             try:
                 with os.scandir(folder) as listing:
                     entries = [entry for entry in listing if entry.name not in SKIPPED_FOLDERS]
-            except OSError:
+            except (OSError, ValueError):  # a NUL
                 continue
             for entry in entries:
                 path = os.path.relpath(entry.path, self.root)
@@ -3387,8 +3398,10 @@ class Workspace:
                 waiting += [entry.path] if is_folder else []
                 look -= not is_folder
                 opened = not is_folder and (look >= 0 or KEY_LIKE.search(entry.name))
-                if self.secret_place([path]) or (
-                    opened and self.secret_inside(path, begins_with_key)
+                if (
+                    denied(path)
+                    or self.secret_place([path])
+                    or (opened and self.secret_inside(path, begins_with_key))
                 ):
                     yield path
 
@@ -8061,6 +8074,7 @@ WRAPPERS = {
         word.partition(":")
         for word in "nohup setsid command builtin busybox toybox chroot flock unbuffer npx bunx uvx"
         " pipx caffeinate systemd-run unshare script su runuser:u pkexec trap taskset parallel:jI"
+        " chrt nsenter:t xvfb-run"
         " sudo:ugpChrtTUDR doas:uC env:uSC nice:n ionice:cnp timeout:sk time:fo stdbuf:ioe exec:a"
         " xargs:IPLnsdEa watch:n strace:eo".split()
     )
@@ -8090,7 +8104,7 @@ def peel(words: Sequence[str], depth: int = 0) -> Iterator[list[str]]:
                 del rest[:1]
         yield from peel(rest, depth + 1)
         if unsure or head in ("chroot", "flock", "taskset"):  # a word may belong to the option
-            yield from peel(rest[1:], depth + 1)
+            yield from peel([head, *rest[1:]] if unsure else rest[1:], depth + 1)
 
 
 def found_commands(words: list[str], depth: int) -> Iterator[list[str]]:
@@ -8505,14 +8519,24 @@ def judge_reads(policy: Policy, part: Part, reads: Reads, *, moved: bool = False
         key = policy.place.git_programs()
         doubt = f"the git setting {key} may run a program" if key else ""
     if reads.deep and policy.place is not None and (not doubt or policy.mode == "auto"):
-        meets = functools.partial(meets_name, reads)
-        below = (policy.place.secret_below(path, part.base, meets) for path in reads.paths)
+        denied = functools.partial(is_denied, policy)
+
+        def meets(name: str) -> bool:
+            # The sandbox hides secrets, not what a rule denies.
+            return meets_name(reads, name) and (not policy.sandboxed or denied(name))
+
+        below = (policy.place.secret_below(path, part.base, meets, denied) for path in paths)
         secret = next(filter(None, below), "")
-        if secret and not policy.sandboxed:  # which hides it
+        if secret:
             why = f"{secret} lies below and is never read; the tool grep leaves it out"
             found.append(Decision("deny", why, "built-in secrets"))
     found += [Decision("ask", doubt)] if doubt else []
     return strictest([Decision("allow", f"{head} only reads"), *found])
+
+
+def is_denied(policy: Policy, name: str) -> bool:
+    """Whether a rule of the user denies to read a file of this name."""
+    return ruled(policy, "deny", "read_file", name, "path") is not None
 
 
 def meets_name(reads: Reads, name: str) -> bool:
@@ -8685,7 +8709,8 @@ def reaches(policy: Policy, rule: str, part: Part) -> bool:
 def one_exact(policy: Policy, part: Part | None) -> bool:
     """Whether an allow rule names this command, or the one it stands in."""
     while part is not None:
-        if part.words and not part.writes and names_command(policy, part.text):
+        plain = all(map(DEVICE.fullmatch, part.writes))
+        if part.words and plain and names_command(policy, part.text):
             return True
         part = part.within
     return False
@@ -8746,6 +8771,9 @@ def against_word(policy: Policy, word: str, base: str) -> Iterator[Decision]:
     names = [name for one in expand(policy, word, base) for name in names_of(policy, one, base)]
     for name, outcome in itertools.product(names, ("deny", "ask")):
         found = ruled(policy, outcome, "*", name, "path")
+        place = policy.place
+        if not found and place is not None and os.path.isdir(os.path.join(place.root, name)):
+            found = ruled(policy, outcome, "*", f"{name}/", "path")  # as `secrets/**` takes it
         if found:
             yield found
 
@@ -8847,7 +8875,10 @@ def permitting_rules(policy: Policy, name: str, subject: str) -> list[str]:
         return [] if asked or plan else [f"{tool} {glob_escape(subject)}"]
     judged = judge_parts(policy, subject)
     texts = dict.fromkeys(part.text for part, one in judged if one.outcome != "allow")
-    return those_that_permit(policy, subject, [f"bash {glob_escape(text)}" for text in texts])
+    words = [f"bash {glob_escape(text)}" for text in texts]
+    files = [f"write_file {glob_escape(one)}" for one in write_targets(subject) if protected(one)]
+    tried = (those_that_permit(policy, subject, rules) for rules in (words, files, words + files))
+    return next(filter(None, tried), [])
 
 
 def those_that_permit(

@@ -643,7 +643,7 @@ SEEN_THROUGH = {
     """),
     "timeout": spelled(r"""
         timeout 5 rm x ¦ timeout 5s rm x ¦ timeout -k 1 5 rm x ¦ timeout --signal=KILL 0.5 rm x
-        timeout --foreground 5 rm x
+        timeout --foreground 5 rm x ¦ timeout --signal KILL 5 rm x ¦ chrt 1 rm x
     """),
     "nice and the like": spelled(r"""
         nice rm x ¦ nice -n 10 rm x ¦ nice -10 rm x ¦ nohup rm x ¦ nohup rm x & ¦ setsid rm x
@@ -1377,6 +1377,14 @@ COVERED = spelled(r"""
 """)
 
 
+@pytest.mark.parametrize("text", ["echo x > AGENTS.md", "git push >/dev/null", "cp a.txt .npmrc"])
+def test_the_rules_for_what_needs_a_human_permit_it(day: Workspace, text: str) -> None:
+    rules = permitting_rules(make_policy(Settings(environ={}), "auto", day), "bash", text)
+    assert judge(day, text, "auto").outcome == "human"
+    assert rules
+    assert judge(day, text, "auto", allow=tuple(rules)).outcome == "allow"
+
+
 def test_a_command_in_the_sandbox_writes_its_own_temporary_files(day: Workspace) -> None:
     texts = spelled("echo x > /tmp/x ¦ cp a.txt /tmp/y ¦ cat > /tmp/t.py <<'E'@NLx@NLE")
     assert outcomes(day, texts, "auto", sandboxed=True) == all_of(texts, "allow")
@@ -1393,6 +1401,7 @@ LONG = {
     "a value that doubles": "a=xxxxxxxxxx;" + "a=$a$a;" * 30 + "echo $a",
     "many braces": "ls " + "{a,b}" * 20_000,
     "many words": "cat " + " ".join(map(str, range(20_000))),
+    "a NUL below which to look": "diff \0 ; grep -r x \0",
     "one word often": "ls " + "a " * 3_000,
 }
 
@@ -1411,6 +1420,17 @@ def test_a_path_denied_to_all_tools_is_denied_to_commands(place: Workspace, mode
         cat src/a.py ¦ cat docs/d.md ¦ ls src ¦ grep secret a.txt ¦ cat a.txt
     """)
     assert outcomes(place, twins, mode, deny=("* secrets/**",)) == all_of(twins, "allow")
+
+
+def test_a_folder_denied_to_all_tools_is_not_searched_either(day: Workspace) -> None:
+    rules = {"deny": ("* secrets/**",)}
+    searches = spelled("grep -r x secrets ¦ grep -r x . ¦ rg x ¦ git diff secrets ¦ tar c secrets")
+    for sandboxed in (True, False):
+        for mode in ("ask", "auto"):
+            found = outcomes(day, searches, mode, sandboxed=sandboxed, **rules)
+            assert found == all_of(searches, "deny")
+    others = spelled("grep -r x src ¦ rg x src ¦ ls ¦ rg -g '*.py' x")
+    assert outcomes(day, others, **rules) == all_of(others, "allow")
 
 
 def test_a_path_to_ask_for_is_asked_for_in_auto(place: Workspace) -> None:
