@@ -7570,6 +7570,8 @@ def decide(
     names = [os.path.normpath(one) if kind == "path" else one for one in (subject, *also)]
     decisions = [decide_subject(policy, name, needs, one, kind) for one in names]
     secret = secret_of(policy, subject, name=name) if needs == "read" else None
+    if needs == "write" and is_itself(policy, subject) and not names_path(policy, name, subject):
+        decisions.append(Decision("human", "it is the running agent", "built-in itself"))
     return strictest([*decisions, secret] if secret else decisions)
 
 
@@ -7591,6 +7593,12 @@ def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: st
     if needs == "net" and (host_of(subject) or name) in policy.fetch_hosts:
         return Decision("allow", "fetch_hosts")
     return default
+
+
+def is_itself(policy: Policy, path: str) -> bool:
+    """Whether a path leads to the program that decides."""
+    root = policy.place.root if policy.place is not None else ""
+    return os.path.join(root, names_of(policy, path)[-1]) == os.path.realpath(__file__)
 
 
 def denies(policy: Policy, name: str, needs: str, subject: str) -> bool:
@@ -7651,7 +7659,7 @@ COMMAND_CHARS, COMMAND_PARTS = 8192, 30
 RESERVED = frozenset(
     "if then else elif fi for while until do done case esac select function time coproc in ! [[ { }"
     " [ test printf declare typeset local read mapfile readarray trap eval source . exec let unset"
-    " export alias enable builtin command".split()
+    " export alias enable builtin command readonly complete compgen hash wait fc getopts".split()
 )
 SEPARATORS = ("&&", "||", "|&", ";", "|", "&", "\n")
 HARMLESS_REDIRECTIONS = Regex(r"(?:2>&1|[12]?>[ \t]*/dev/null|2>>[ \t]*/dev/null)(?=$|[\s;&|])")
@@ -7724,6 +7732,8 @@ def read_word(command: str, at: int, *, first: bool) -> tuple[str, int]:
             raise NotSimple(f"{char!r} looks like another character")
         else:
             word, at = word + char, at + 1
+    if re.search(r"[A-Za-z][\u0370-\u052f]|[\u0370-\u052f][A-Za-z]", word):
+        raise NotSimple(f"letters of two scripts stand in {word!r}")
     return word, at
 
 
@@ -8076,7 +8086,7 @@ WRAPPERS = {
         " pipx caffeinate systemd-run unshare script su runuser:u pkexec trap taskset parallel:jI"
         " chrt nsenter:t xvfb-run"
         " sudo:ugpChrtTUDR doas:uC env:uSC nice:n ionice:cnp timeout:sk time:fo stdbuf:ioe exec:a"
-        " xargs:IPLnsdEa watch:n strace:eo".split()
+        " xargs:IPLnsdEa watch:n strace:eo ltrace:eo chrt prlimit fakeroot dbus-run-session".split()
     )
 }
 FILTERS = Regex(r"-(?:i?(?:name|path|regex|wholename)|newer.*|[acm](?:time|min)|size|empty|user)")
@@ -8157,7 +8167,12 @@ DANGERS = (
         r"(?:--(?:unset|add|replace|remove|rename|edit)\S*|-e)|(?:-\S+ )*[^-\s]\S* \S+)",
     ),
     ("sudo", "human", "it runs as another user", "sudo|sudoedit|doas|su|pkexec|runuser|run0"),
-    ("git-push", "human", "it publishes commits", "git (?:push|send-pack|subtree push|lfs push)"),
+    (
+        "git-push",
+        "human",
+        "it publishes commits",
+        "git (?:push|send-pack|subtree push|lfs push|svn dcommit)",
+    ),
     (
         *("git-reset", "human", "it throws away uncommitted work"),
         r"git reset (?:.* )?(?:--h\S*|--merge)|git read-tree (?:.* )?(?:-u|--reset)",
@@ -8170,7 +8185,7 @@ DANGERS = (
         *("git-checkout", "human", "it throws away uncommitted work"),
         r"git discard|git restore(?! (?:.* )?(?:--staged|-S)(?!\S)(?!.* (?:--worktree|-W)))"
         r"|git switch (?:.* )?(?:-\w*[fC]\w*|--f\S*|--discard-changes)|git checkout-index"
-        r"|git (?:rm|worktree remove) (?:.* )?(?:-\w*f\w*|--force)",
+        r"|git (?:rm|worktree remove|submodule (?:deinit|update)) (?:.* )?(?:-\w*f\w*|--force)",
     ),
     ("git-stash", "human", "it throws away stashed work", "git stash (?:drop|clear)"),
     (
@@ -8370,7 +8385,7 @@ class Reads:
     deep: bool = False  # what is below a folder too
     hidden: bool = True  # and names that begin with a dot
     only: tuple[str, ...] = ()  # names that are read, by glob; (): all
-    never: tuple[str, ...] = ()
+    in_commit: bool = False  # a path in a commit, which is relative to the repository
 
 
 def reads_of(words: Sequence[str]) -> Reads:
@@ -8378,7 +8393,9 @@ def reads_of(words: Sequence[str]) -> Reads:
     if words[:1] == ["find"]:
         return find_reads(words)
     if words[:1] == ["sed"]:
-        fits = words[1:2] == ["-n"] and re.fullmatch(r"\d+(?:,(?:\d+|\$))?p", "".join(words[2:3]))
+        fits = words[1:2] == ["-n"] and re.fullmatch(
+            r"[0-9]+(?:,(?:[0-9]+|\$))?p", "".join(words[2:3])
+        )
         paths = tuple(words[3:])
         odd = any(path.startswith("-") for path in paths)
         return Reads("" if fits and not odd else "sed may write or run", paths)
@@ -8473,8 +8490,7 @@ def reads_with(
         paths=tuple(operands) or ((".",) if deep else ()),
         deep=deep and "files" not in given,
         hidden=name == "grep" or bool(given & {".", "hidden"}) or any(map(HIDDEN.search, operands)),
-        only=tuple(glob for glob in only if not glob.startswith("!")),
-        never=(*values.get("exclude", ()), *(glob[1:] for glob in only if glob.startswith("!"))),
+        only=tuple(only),
     )
 
 
@@ -8483,13 +8499,18 @@ def git_reads(name: str, values: Mapping[str, Sequence[str]], operands: Iterable
     for text in (*values.get("format", ()), *values.get("pretty", ())):
         if "%G" in text or not GIT_FORMAT.fullmatch(text or "medium"):
             return Reads(f"{name} with the format {text} may run a program")
-    paths = []
+    operands = list(operands)
+    paths = [text.rpartition(":")[2] for text in values.get("L", ()) if name == "git log"]
     for word in operands:
         rev, colon, path = word.partition(":")
         if colon and not rev and re.match(r"[(/!^]", path):
             return Reads(f"{word} may be any path")
         paths.append((path if rev else re.sub(r"^[0-3]:", "", path)) if colon else word)
-    return Reads(paths=tuple(path for path in paths if path), deep="no-index" in values)
+    return Reads(
+        paths=tuple(path for path in paths if path),
+        deep=name == "git diff" and len(operands) > 1,  # two folders, where there is no repository
+        in_commit=any(":" in word for word in operands),
+    )
 
 
 def find_reads(words: Sequence[str]) -> Reads:
@@ -8518,12 +8539,15 @@ def judge_reads(policy: Policy, part: Part, reads: Reads, *, moved: bool = False
     if head == "git" and not doubt and policy.place is not None:
         key = policy.place.git_programs()
         doubt = f"the git setting {key} may run a program" if key else ""
+        if reads.in_commit and not os.path.lexists(policy.place.root / ".git"):
+            doubt = doubt or "the workspace is a part of a repository"
     if reads.deep and policy.place is not None and (not doubt or policy.mode == "auto"):
         denied = functools.partial(is_denied, policy)
 
         def meets(name: str) -> bool:
-            # The sandbox hides secrets, not what a rule denies.
-            return meets_name(reads, name) and (not policy.sandboxed or denied(name))
+            # The sandbox hides secrets by their names, not what a rule denies.
+            hides = policy.sandboxed and (secret_name(name) or KEY_LIKE.search(name))
+            return meets_name(reads, name) and (not hides or denied(name))
 
         below = (policy.place.secret_below(path, part.base, meets, denied) for path in paths)
         secret = next(filter(None, below), "")
@@ -8540,13 +8564,14 @@ def is_denied(policy: Policy, name: str) -> bool:
 
 
 def meets_name(reads: Reads, name: str) -> bool:
-    """Whether a search below a folder reads a file of this name."""
-    last = os.path.basename(name)
-    if any(fnmatch.fnmatchcase(last, glob.rpartition("/")[2]) for glob in reads.never):
-        return False
-    if reads.only:
-        return any(fnmatch.fnmatchcase(last, glob.rpartition("/")[2]) for glob in reads.only)
-    return reads.hidden or not HIDDEN.search(name)
+    """Whether a search below a folder reads a file of this name.
+
+    Of the globs only those like `*.py` count: there are more kinds than can be told here.
+    """
+    ends = [glob[1:].casefold() for glob in reads.only if re.fullmatch(r"\*\.\w+", glob)]
+    if ends and len(ends) == len(reads.only):
+        return name.casefold().endswith(tuple(ends))
+    return bool(reads.only) or reads.hidden or not HIDDEN.search(name)
 
 
 def judge_read(policy: Policy, path: str, base: str, *, globs: bool) -> Decision:
@@ -8600,6 +8625,11 @@ WRITERS = {
     **dict.fromkeys(("git mv", "git rm"), "all"),
     **dict.fromkeys("cp ln install".split(), "last"),
 }
+OUTPUT_OPTIONS = {
+    "curl": ("-o", "--output"),
+    "wget": ("-O", "--output-document"),
+    "sort": ("-o", "--output"),
+}
 DEVICE = Regex(r"/dev/(?:null|zero|full|stdin|stdout|stderr|tty|fd/\d+|(?:tcp|udp)/.*)")
 IN_PLACE = Regex(r"-\w*i|--in-place")
 
@@ -8646,6 +8676,8 @@ def judge_whole(policy: Policy, command: str) -> Iterator[Decision]:
         yield denied
     if FORK_BOMB.search(command) and "fork-bomb" not in policy.lift:
         yield Decision("deny", "it starts itself without end", "built-in fork-bomb")
+    if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", command):
+        yield Decision("human", "it holds a control character", "built-in control characters")
 
 
 def judge_part(
@@ -8748,8 +8780,10 @@ def against_paths(policy: Policy, part: Part, reads: Reads, *, exact: bool) -> I
         yield from against_word(policy, piece, part.base)
     if head in PATHLESS or not reads.doubt:
         return
+    only_written = targets(part.views[-1])[-1 if head == "mv" else 0 :] if part.views else []
     for piece in named:
-        yield from against_secret(policy, piece, part.base, exact=exact)
+        if piece not in only_written:
+            yield from against_secret(policy, piece, part.base, exact=exact)
         named_only = head in READERS or head in LOOKERS or head in WRITERS
         for name in names_of(policy, piece, part.base) if not named_only else ():
             found = None if is_outside(name) else protected(name)  # it need not be written
@@ -8784,9 +8818,9 @@ def judge_write(policy: Policy, path: str, base: str, *, lifts: bool) -> Iterato
         return
     for one in expand(policy, path, base):
         for name in names_of(policy, one, base):
-            found = decide_subject(policy, "write_file", "write", name, "path")
             if policy.sandboxed and name.startswith("/tmp/"):  # its own, in the sandbox
                 continue
+            found = decide_subject(policy, "write_file", "write", name, "path")
             if is_outside(name):
                 yield Decision("deny", f"{one} is outside the workspace", "built-in outside")
             elif (
@@ -8821,6 +8855,9 @@ def targets(view: Sequence[str]) -> list[str]:
     taken = 2 if words[0] == "git" else 1
     head, rest = " ".join(words[:taken]), words[taken:]
     names = [word for word in rest if not word.startswith("-")]
+    if head in OUTPUT_OPTIONS:
+        pairs = itertools.zip_longest(rest, rest[1:], fillvalue="")
+        return [path for word, path in pairs if word in OUTPUT_OPTIONS[head] and path]
     if head == "dd":  # of devices there is a row in DANGERS
         return [word[3:] for word in names if re.match("of=(?!/+dev/)", word)]
     if head == "sed" and any(map(IN_PLACE.match, rest)):
@@ -9961,7 +9998,10 @@ class Agent:
         folders = entered_folders(subject)
         if folders:
             yield f"in the folder {', then '.join(folders)}"
-        targets = [f"{path}{later if runs_later(path) else ''}" for path in write_targets(subject)]
+        targets = [
+            f"{path}{later if runs_later(path) else ''}"
+            for path in write_targets(subject, self.workspace.home)
+        ]
         if targets:
             yield f"writes {', '.join(targets)}"
         state = self.workspace.sandbox_state

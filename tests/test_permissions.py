@@ -7,6 +7,7 @@ weaknesses (security.md), after which the commands are made.
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -947,3 +948,81 @@ def test_yes_answers_ask_and_never_ask_a_human(
 ) -> None:
     result = unattended("write_file", arguments, mode="ask", unattended=True)
     assert result.exit_code == exit_code
+
+
+@pytest.fixture(scope="module")
+def vault(tmp_path_factory) -> Workspace:
+    """A folder with secrets in it, without a repository; below it one with a part as workspace."""
+    root = tmp_path_factory.mktemp("vault")
+    for name in ("d1", "d2", "docs", "part/.git", "part/src"):
+        (root / name).mkdir(parents=True)
+    for name in (".env", "d1/.env"):
+        (root / name).write_text("KEY=1\n")
+    for name in ("a.txt", "docs/k.txt", "d2/b.txt", ".env.example"):
+        (root / name).write_text("text\n")
+    key = "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----\n"
+    (root / "docs/k.txt").write_text(key)
+    return Workspace(root, {"PATH": os.environ["PATH"], "HOME": str(root / "home")})
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome"),
+    [
+        ("rg --hidden -g '!.git/*' S", "deny"),
+        ("rg --hidden -g '!docs/*' S", "deny"),
+        ("grep -r --exclude='docs/*' S .", "deny"),
+        ("rg --hidden --iglob '.ENV' S", "deny"),
+        ("rg --hidden -g '[^a]env' S", "deny"),
+        ("grep -r --exclude=.env --include=.env S .", "deny"),
+        ("grep -r --include='*.py' S .", "allow"),
+        ("rg --hidden -g '*.py' S", "allow"),
+        ("rg S d2", "allow"),
+        ("git log -L1,2:.env", "deny"),
+        ("git log -L1,2:../x", "ask"),
+        ("git log -L1,2:a.txt", "allow"),
+        ("git diff d1 d2", "deny"),
+        ("git diff a.txt d2", "allow"),
+        ("git diff", "allow"),
+        ("cp .env.example .env", "human"),
+        ("touch .env", "human"),
+        ("cp .env a.txt", "deny"),
+        ("mv .env b.txt", "deny"),
+        ("mv a.txt .env", "human"),
+        ("touch \x1b[8mx", "human"),
+        ("git commit -m 'gооd'", "ask"),
+        ("git commit -m 'привет мир'", "ask"),
+        ("curl -o .agent/x http://127.0.0.1:9/", "deny"),
+        ("sed -n '١,٥p' a.txt", "ask"),
+    ],
+)
+def test_a_command_is_judged_by_what_it_would_show_or_write(vault, command, outcome):
+    assert decide(make_policy(Settings(), "ask", vault), "bash", "run", command).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome"),
+    [
+        ("grep -r S .", "deny"),
+        ("grep -r S d1", "allow"),
+        ("pytest > /tmp/log", "allow"),
+        ("touch /tmp/y", "allow"),
+        ("touch /var/y", "deny"),
+    ],
+)
+def test_the_sandbox_hides_names_and_has_a_folder_of_its_own(vault, command, outcome):
+    policy = make_policy(Settings(), "auto", vault, sandboxed=True)
+    assert decide(policy, "bash", "run", command).outcome == outcome
+
+
+def test_a_path_in_a_commit_is_asked_for_where_the_repository_is_above(vault):
+    part = Workspace(vault.root / "part/src", vault.environ)
+    policies = [make_policy(Settings(), "ask", place) for place in (vault, part)]
+    told = [decide(policy, "bash", "run", "git show HEAD:a.txt") for policy in policies]
+    assert told[1].outcome == "ask"
+
+
+def test_the_running_agent_is_not_written_without_a_human():
+    place = Workspace(Path(sys.modules["agent"].__file__).parent, {})
+    policy = make_policy(Settings(), "auto", place)
+    assert decide(policy, "write_file", "write", "agent.py").outcome == "human"
+    assert decide(policy, "write_file", "write", "other.py").outcome == "allow"
