@@ -8108,7 +8108,7 @@ DANGERS = (
         *("git-checkout", "human", "it throws away uncommitted work"),
         r"git discard|git restore(?! (?:.* )?(?:--staged|-S)(?!\S)(?!.* (?:--worktree|-W)))"
         r"|git switch (?:.* )?(?:-\w*[fC]\w*|--f\S*|--discard-changes)|git checkout-index"
-        r"|git (?:rm|worktree remove) (?:.* )?(?:-\w*f\w*|--force)",
+        r"|git (?:rm|worktree remove|submodule deinit) (?:.* )?(?:-\w*f\w*|--force)",
     ),
     ("git-stash", "human", "it throws away stashed work", "git stash (?:drop|clear)"),
     (
@@ -8540,7 +8540,8 @@ LOOKERS = frozenset(
 WRITERS = {
     **dict.fromkeys("tee touch rm rmdir unlink shred truncate mkdir mkfifo mv".split(), "all"),
     **dict.fromkeys(("git mv", "git rm"), "all"),
-    **dict.fromkeys("cp ln install".split(), "last"),
+    **dict.fromkeys("cp ln install rsync".split(), "last"),
+    **dict.fromkeys("chmod chown chgrp".split(), "rest"),
 }
 DEVICE = re.compile(r"/dev/(?:null|zero|full|stdin|stdout|stderr|tty|fd/\d+|(?:tcp|udp)/.*)")
 IN_PLACE = re.compile(r"-\w*i|--in-place")
@@ -8729,8 +8730,9 @@ def judge_write(policy: Policy, path: str, base: str, *, lifts: bool) -> Iterato
     for one in expand(policy, path, base):
         for name in names_of(policy, one, base):
             found = decide_subject(policy, "write_file", "write", name, "path")
-            if policy.sandboxed and name.startswith("/tmp/"):  # its own, in the sandbox
-                continue
+            top = "/".join(name.split("/")[:3])
+            if policy.sandboxed and name.startswith("/tmp/") and not os.path.lexists(top):
+                continue  # the sandbox's own /tmp; what is in ours is still outside
             if is_outside(name):
                 yield Decision("deny", f"{one} is outside the workspace", "built-in outside")
             elif (
@@ -8767,7 +8769,7 @@ def targets(view: Sequence[str]) -> list[str]:
     names = [word for word in rest if not word.startswith("-")]
     if head == "dd":  # of devices there is a row in DANGERS
         return [word[3:] for word in names if re.match("of=(?!/+dev/)", word)]
-    if head == "sed" and any(map(IN_PLACE.match, rest)):
+    if WRITERS.get(head) == "rest" or (head == "sed" and any(map(IN_PLACE.match, rest))):
         return names[1:]
     if WRITERS.get(head) == "last":
         into = [rest[at + 1] for at, word in enumerate(rest[:-1]) if word == "-t"]

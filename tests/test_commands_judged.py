@@ -1386,10 +1386,19 @@ def test_the_rules_for_what_needs_a_human_permit_it(day: Workspace, text: str) -
 
 
 def test_a_command_in_the_sandbox_writes_its_own_temporary_files(day: Workspace) -> None:
-    texts = spelled("echo x > /tmp/x ¦ cp a.txt /tmp/y ¦ cat > /tmp/t.py <<'E'@NLx@NLE")
+    texts = spelled(
+        "echo x > /tmp/x-of-ours ¦ cp a.txt /tmp/y-of-ours ¦ cat > /tmp/t-of-ours <<'E'@NLx@NLE"
+    )
     assert outcomes(day, texts, "auto", sandboxed=True) == all_of(texts, "allow")
     assert outcomes(day, texts, "auto") == all_of(texts, "deny")
-    texts = ["echo x > /tmp/../etc/x", "echo x > /var/tmp/x", "rm -rf /tmp"]
+    texts = [
+        "chmod -R 777 /",
+        "rsync -a --delete src/ /",
+        "chown me ../x",
+        "echo x > /tmp/../etc/x",
+        "echo x > /var/tmp/x",
+        "rm -rf /tmp",
+    ]
     assert outcomes(day, texts, "auto", sandboxed=True) == all_of(texts, "deny")
 
 
