@@ -7692,7 +7692,7 @@ OPENERS = frozenset("if then else elif while until do ! { coproc".split())
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 MOST_DEPTH = 8  # of commands inside commands, and as many wrappers around one
 SCANNED_CHARS = 200_000
-SCANNED_PARTS, SCANNED_WORDS = 500, 4000
+SCANNED_PARTS, SCANNED_WORDS, SCANNED_VIEWS = 500, 4000, 40
 EXPANDED_CHARS = 2000  # of one value
 
 
@@ -7858,6 +7858,8 @@ class Reading:
         word, self.word = self.word, None
         if word is None:
             return
+        if len(word) > COMMAND_CHARS and ("{" in word or "~" in word):
+            raise TooMuch
         home, here = self.known["HOME"], self.known["PWD"]
         word = re.sub(r"(^|[=:])~\+(?=/|$)", rf"\1{here}", word)
         word = re.sub(r"(^|[=:{,])~[^/:,}]*", lambda found: found[1] + home, word)
@@ -7909,7 +7911,9 @@ class Reading:
 
     def _look_inside(self, part: Part) -> None:
         """What a part runs and sets."""
-        part.views = list(peel(part.words))
+        part.views = list(itertools.islice(peel(part.words), SCANNED_VIEWS + 1))
+        if len(part.views) > SCANNED_VIEWS:
+            raise TooMuch
         for word in part.words:
             if ASSIGNMENT.match(word):
                 name, _, value = word.partition("=")
@@ -7971,8 +7975,6 @@ def closing(text: str, at: int, opening: str) -> int:
 def braces(word: str) -> list[str]:
     """`a{b,c}` -> `ab`, `ac`."""
     made, at = [word], 0
-    if "{" in word and len(word) > COMMAND_CHARS:
-        raise TooMuch
     while at < len(made) < 64:
         found = re.fullmatch(r"(.*?)\{([^{}]*,[^{}]*)\}(.*)", made[at], re.DOTALL)
         if found:

@@ -1409,6 +1409,8 @@ LONG = {
     "globs of a path": "rm -rf " + "/*" * 20_000 + "x",
     "a value that doubles": "a=xxxxxxxxxx;" + "a=$a$a;" * 30 + "echo $a",
     "many braces": "ls " + "{a,b}" * 20_000,
+    "many homes": "ls " + "~:" * 40_000,
+    "many commands of find": "find . " + "-exec " * 1_500,
     "many words": "cat " + " ".join(map(str, range(20_000))),
     "a NUL below which to look": "diff \0 ; grep -r x \0",
     "one word often": "ls " + "a " * 3_000,
