@@ -7768,7 +7768,7 @@ OPENERS = frozenset("if then else elif while until do ! { coproc".split())
 ASSIGNMENT = Regex(r"[A-Za-z_]\w*\+?=")
 MOST_DEPTH = 8  # of commands inside commands, and as many wrappers around one
 SCANNED_CHARS = 200_000
-SCANNED_PARTS, SCANNED_WORDS = 500, 4000
+SCANNED_PARTS, SCANNED_WORDS, SCANNED_VIEWS = 500, 4000, 40
 EXPANDED_CHARS = 2000  # of one value
 
 
@@ -7932,6 +7932,8 @@ class Reading:
         word, self.word = self.word, None
         if word is None:
             return
+        if len(word) > COMMAND_CHARS and ("{" in word or "~" in word):
+            raise TooMuch
         home, here = self.known["HOME"], self.known["PWD"]
         word = re.sub(r"(^|[=:])~\+(?=/|$)", rf"\1{here}", word)
         word = re.sub(r"(^|[=:{,])~[^/:,}]*", lambda found: found[1] + home, word)
@@ -7983,7 +7985,9 @@ class Reading:
 
     def _look_inside(self, part: Part) -> None:
         """What a part runs and sets."""
-        part.views = list(peel(part.words))
+        part.views = list(itertools.islice(peel(part.words), SCANNED_VIEWS + 1))
+        if len(part.views) > SCANNED_VIEWS:
+            raise TooMuch
         for word in part.words:
             if ASSIGNMENT.match(word):
                 name, _, value = word.partition("=")
@@ -8045,8 +8049,6 @@ def closing(text: str, at: int, opening: str) -> int:
 def braces(word: str) -> list[str]:
     """`a{b,c}` -> `ab`, `ac`."""
     made, at = [word], 0
-    if "{" in word and len(word) > COMMAND_CHARS:
-        raise TooMuch
     while at < len(made) < 64:
         found = re.fullmatch(r"(.*?)\{([^{}]*,[^{}]*)\}(.*)", made[at], re.DOTALL)
         if found:
@@ -8623,7 +8625,8 @@ LOOKERS = frozenset(
 WRITERS = {
     **dict.fromkeys("tee touch rm rmdir unlink shred truncate mkdir mkfifo mv".split(), "all"),
     **dict.fromkeys(("git mv", "git rm"), "all"),
-    **dict.fromkeys("cp ln install".split(), "last"),
+    **dict.fromkeys("cp ln install rsync".split(), "last"),
+    **dict.fromkeys("chmod chown chgrp".split(), "rest"),
 }
 OUTPUT_OPTIONS = {
     "curl": ("-o", "--output"),
@@ -8860,7 +8863,7 @@ def targets(view: Sequence[str]) -> list[str]:
         return [path for word, path in pairs if word in OUTPUT_OPTIONS[head] and path]
     if head == "dd":  # of devices there is a row in DANGERS
         return [word[3:] for word in names if re.match("of=(?!/+dev/)", word)]
-    if head == "sed" and any(map(IN_PLACE.match, rest)):
+    if WRITERS.get(head) == "rest" or (head == "sed" and any(map(IN_PLACE.match, rest))):
         return names[1:]
     if WRITERS.get(head) == "last":
         into = [rest[at + 1] for at, word in enumerate(rest[:-1]) if word == "-t"]

@@ -1386,10 +1386,19 @@ def test_the_rules_for_what_needs_a_human_permit_it(day: Workspace, text: str) -
 
 
 def test_a_command_in_the_sandbox_writes_its_own_temporary_files(day: Workspace) -> None:
-    texts = spelled("echo x > /tmp/x ¦ cp a.txt /tmp/y ¦ cat > /tmp/t.py <<'E'@NLx@NLE")
+    texts = spelled(
+        "echo x > /tmp/x-of-ours ¦ cp a.txt /tmp/y-of-ours ¦ cat > /tmp/t-of-ours <<'E'@NLx@NLE"
+    )
     assert outcomes(day, texts, "auto", sandboxed=True) == all_of(texts, "allow")
     assert outcomes(day, texts, "auto") == all_of(texts, "deny")
-    texts = ["echo x > /tmp/../etc/x", "echo x > /var/tmp/x", "rm -rf /tmp"]
+    texts = [
+        "chmod -R 777 /",
+        "rsync -a --delete src/ /",
+        "chown me ../x",
+        "echo x > /tmp/../etc/x",
+        "echo x > /var/tmp/x",
+        "rm -rf /tmp",
+    ]
     assert outcomes(day, texts, "auto", sandboxed=True) == all_of(texts, "deny")
 
 
@@ -1400,6 +1409,8 @@ LONG = {
     "globs of a path": "rm -rf " + "/*" * 20_000 + "x",
     "a value that doubles": "a=xxxxxxxxxx;" + "a=$a$a;" * 30 + "echo $a",
     "many braces": "ls " + "{a,b}" * 20_000,
+    "many homes": "ls " + "~:" * 40_000,
+    "many commands of find": "find . " + "-exec " * 1_500,
     "many words": "cat " + " ".join(map(str, range(20_000))),
     "a NUL below which to look": "diff \0 ; grep -r x \0",
     "one word often": "ls " + "a " * 3_000,
