@@ -1384,7 +1384,7 @@ def test_nothing_is_left_when_the_agent_is_ended(start_agent, workspace, number,
         until(lambda: len(alive(SLEEPER)) == 3 and len(server.requests) == 2)
         assert "walled" in results(server.requests[-1])[0]
         process.send_signal(number)
-        assert process.wait(30) == code
+        assert process.wait(60) == code
         until(lambda: not alive(SLEEPER))
     until(lambda: not inside(workspace))
     assert sorted(path.name for path in workspace.iterdir()) == [".agent", "begun"]
