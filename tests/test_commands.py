@@ -221,7 +221,7 @@ def test_an_odd_command_is_answered_and_the_next_one_runs(play):
     [
         ("[[ abc == a*c && x < y ]] && echo yes", "yes"),
         ("list=(a b c); echo ${list[-1]^^} ${#list[@]}", "C 3"),
-        ("source <(echo 'echo from $BASH_SUBSHELL')", "from 0"),
+        ("source <(echo 'echo from $BASH_SUBSHELL'); wait $!", "from 0"),
         ("yes | head -1; echo ${PIPESTATUS[0]}", "y\n141"),
         ("echo one |& cat; printf -v x %03d 7; echo $x", "one\n007"),
         ("ls /proc/self/fd | xargs", "0 1 2 3"),
