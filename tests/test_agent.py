@@ -87,7 +87,8 @@ def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
 
         server = FlakyServer(script).start()
         environ = {"PATH": os.environ["PATH"]}
-        fields = {"mode": "auto", "workspace": str(tmp_path), "environ": environ, **more}
+        fields = {"mode": "auto", "sandbox": "off", "workspace": str(tmp_path), "environ": environ}
+        fields |= more
         known = Settings(base_url=server.url, api_key="x", model="flaky-1", **fields)
         agent = build_agent(known, tools=tools, emit=report, ask=ask)
         made.append(Stage(agent, server, tmp_path, events))
@@ -513,7 +514,7 @@ def test_ctrl_c_before_any_text_adds_nothing(
 def test_ctrl_c_in_a_half_received_call_stores_no_call(stage: Callable[..., Stage]) -> None:
     call = {"text": "I look. ", "call": "act", "arguments": {"text": "x" * 100}, "hold_after": 4}
     one = stage([call, "next"], tools=[act])
-    interrupt_when(lambda: one.server.holding.wait(20))
+    interrupt_when(lambda: one.server.holding.wait(60))
     assert one.run().status == "cancelled"
     assert "tool_calls" not in one.saved()["messages"][-1]
     assert one.run("again").text == "next"

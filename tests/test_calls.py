@@ -64,7 +64,8 @@ def go(workspace: Path) -> Iterator[Callable[..., Run]]:
             if emit is not None:
                 emit(kind, **data)
 
-        fields = {"mode": "auto", "workspace": str(workspace), "bare": True, **more}
+        place = {"workspace": str(workspace), "bare": True}
+        fields = {"mode": "auto", "sandbox": "off", **place, **more}
         environ = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
         known = Settings(base_url=server.url, model="m", api_key="k", environ=environ, **fields)
         agent = build_agent(known, tools=extra, emit=report, ask=ask)

@@ -58,7 +58,7 @@ TOOLS = json.dumps(
     ]
 )
 SENTENCE = "The quick brown fox jumps over the lazy dog."
-quick = settings(max_examples=60, deadline=None, database=None)
+quick = settings(max_examples=30, deadline=None, database=None)
 thorough = settings(max_examples=3000, deadline=None, database=None)
 
 
@@ -1199,7 +1199,7 @@ def test_an_event_is_handed_on_before_the_server_sends_the_next(fault: str | Non
 
         def emit(kind: str, **data: Any) -> None:
             first = not seen
-            seen.append((data["text"], first and server.holding.wait(10)))
+            seen.append((data["text"], first and server.holding.wait(60)))
             if first:
                 late.cancel()
                 server.release()

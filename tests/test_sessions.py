@@ -562,7 +562,7 @@ def test_a_pipe_among_the_sessions_is_named_and_never_waited_for(tmp_path, folde
     stored(folder, OLD)
     os.mkfifo(folder / "z.json")
     process = child(LIST)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     session, notices = resume_session(folder, "")
     assert session is not None
     session.close()
@@ -721,7 +721,7 @@ def test_the_lock_of_a_process_that_was_killed_is_free(folder, child):
     holder = child(HOLD, path)
     assert holder.stdout.readline() == "held\n"
     holder.kill()
-    holder.wait(20)
+    holder.wait(60)
     assert path.with_suffix(".lock").exists()
     session, notes = open_session(path)
     session.close()
@@ -731,7 +731,7 @@ def test_the_lock_of_a_process_that_was_killed_is_free(folder, child):
 def test_a_session_is_free_when_its_process_closed_it(folder, child):
     path = stored(folder, OLD)
     holder = child(HOLD, path)
-    holder.communicate("\n", timeout=20)
+    holder.communicate("\n", timeout=60)
     session, _ = open_session(path)
     session.close()
     assert session.id == OLD
@@ -903,7 +903,7 @@ def test_a_save_that_is_killed_leaves_the_old_or_the_new_file(folder, child):
         process = child(SAVE_FOR_EVER, path)
         last = [process.stdout.readline() for _ in range(lines)][-1]
         process.kill()
-        last = (process.communicate(timeout=20)[0] or last).split()[-1]
+        last = (process.communicate(timeout=60)[0] or last).split()[-1]
         session, notes = open_session(path)
         session.close()
         assert len(session.transcript.messages) - int(last) in (0, 1)

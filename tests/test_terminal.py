@@ -353,8 +353,8 @@ def test_a_closed_window_ends_the_agent_and_its_command(terminal, workspace):
         ask(screen, "run")
         until(lambda: alive(NAP))
         screen.hang_up()
-        assert screen.process.wait(20) in (129, -1)
-        until(lambda: not alive(NAP), 5)
+        assert screen.process.wait(60) in (129, -1)
+        until(lambda: not alive(NAP), 30)
     [path] = session_files(workspace)
     [result] = results(json.loads(path.read_text()))
     assert "not run" not in result and result != "cancelled by the user before it ran"
@@ -365,7 +365,7 @@ def test_a_closed_window_at_the_prompt_ends_the_agent(terminal):
         screen = terminal(server=server)
         screen.prompt()
         screen.hang_up()
-        assert screen.process.wait(20) in (0, 129, -1)
+        assert screen.process.wait(60) in (0, 129, -1)
 
 
 def test_sigterm_at_the_prompt_gives_the_terminal_back(terminal):
@@ -480,7 +480,7 @@ def test_a_keeps_a_rule_for_the_session(terminal, workspace, keys, rule):
         assert screen.question().endswith("[y/n/a] ")
         for key in keys:
             screen.send(key)
-            screen.match(re.compile(r"(?:, n: |\[y/n/a\] |PONG)$"))
+            screen.match(re.compile(r"(?:, n: |\[y/n/a\] )$|PONG"))
         if rule in ("", "bash touch a.txt"):  # the second one is asked again
             screen.send("n\r")
             screen.expect("PONG")

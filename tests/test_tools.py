@@ -41,7 +41,7 @@ def build(root: Path) -> Iterator[Callable[..., Any]]:
 
     def make(*, tools: Any = (), emit: Any = None, ask: Any = None, **options: Any) -> Any:
         fields = {"mode": "auto", "save_session": False, "bare": True, "environ": ENVIRON}
-        fields = {**fields, "workspace": str(root), **options}
+        fields = {**fields, "sandbox": "off", "workspace": str(root), **options}
         known = Settings(base_url="http://127.0.0.1:9/v1", model="m", **fields)
         made.append(build_agent(known, tools=tools, emit=emit, ask=ask))
         return made[-1]

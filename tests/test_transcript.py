@@ -45,7 +45,7 @@ PLAIN = settings(
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
-QUICK = settings(PLAIN, max_examples=150)
+QUICK = settings(PLAIN, max_examples=75)
 LONG = settings(PLAIN, max_examples=5000)
 
 
@@ -1033,7 +1033,7 @@ class Life(RuleBasedStateMachine):
 
 
 def test_any_life_of_a_session_leaves_it_valid(tmp_path):
-    counts = settings(PLAIN, max_examples=40, stateful_step_count=30)
+    counts = settings(PLAIN, max_examples=20, stateful_step_count=30)
     run_state_machine_as_test(lambda: Life(tmp_path), settings=counts)
     assert os.listdir(tmp_path) == []
 

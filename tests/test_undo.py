@@ -73,7 +73,8 @@ def leave(screen: Any) -> None:
 def turns(folder: Path, *scripts: list[Any], **options: Any) -> list[str]:
     """Run one prompt per script, without a terminal; the ids of the sessions that there are."""
     with FlakyServer([step for script in scripts for step in [*script, "done"]]) as server:
-        fields = {"mode": "auto", "environ": ENVIRON, "workspace": str(folder), **options}
+        place = {"environ": ENVIRON, "workspace": str(folder)}
+        fields = {"mode": "auto", "sandbox": "off", **place, **options}
         known = Settings(base_url=server.url, model="flaky-1", api_key="k", **fields)
         agent = build_agent(known)
         try:

@@ -152,7 +152,7 @@ def note(result: str) -> str:
 def told(root: Path, *calls: tuple[str, Any], **options: Any) -> list[str]:
     """What a model in mode auto is told of its calls, through the whole loop."""
     items = [{"name": name, "arguments": arguments} for name, arguments in calls]
-    fields = {"mode": "auto", "environ": ENVIRON, "bare": True, **options}
+    fields = {"mode": "auto", "sandbox": "off", "environ": ENVIRON, "bare": True, **options}
     with FlakyServer([{"calls": items}, "done"]) as server:
         known = Settings(base_url=server.url, model="m", api_key="k", workspace=str(root), **fields)
         agent = build_agent(known)

@@ -42,7 +42,7 @@ FOLDER = Path(__file__).parent / "wire"
 KEY = "sk-wire-0123456789abcdef"
 OFFERED = ["ls", "write", "edit_existing", "list_files", "read_file", "bash"]
 OPEN_SECONDS = 10.0  # how long a socket that stays open stays open
-quick = settings(max_examples=60, deadline=None, database=None)
+quick = settings(max_examples=30, deadline=None, database=None)
 thorough = settings(max_examples=3000, deadline=None, database=None)
 
 

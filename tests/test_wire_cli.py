@@ -203,7 +203,7 @@ def test_a_stall_with_keep_alives_can_be_interrupted_at_once(start_agent, worksp
         agent = start_agent("hi", server=server)
         until(lambda: server.replies)
         agent.send_signal(signal.SIGINT)
-        out, _ = agent.communicate(timeout=20)
+        out, _ = agent.communicate(timeout=60)
     assert (agent.returncode, out, said(workspace)) == (130, "", [("user", "hi")])
 
 
