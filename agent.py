@@ -8821,8 +8821,11 @@ def judge_write(policy: Policy, path: str, base: str, *, lifts: bool) -> Iterato
         return
     for one in expand(policy, path, base):
         for name in names_of(policy, one, base):
-            if policy.sandboxed and name.startswith("/tmp/"):  # its own, in the sandbox
-                continue
+            beside = policy.place and is_below(
+                str(policy.place.root), "/".join(name.split("/")[:3])
+            )
+            if policy.sandboxed and name.startswith("/tmp/") and not beside:
+                continue  # the sandbox's own
             found = decide_subject(policy, "write_file", "write", name, "path")
             if is_outside(name):
                 yield Decision("deny", f"{one} is outside the workspace", "built-in outside")
