@@ -4326,7 +4326,7 @@ class HostProcess:
         """What the command left; `&` gets the time to become the program that it is to be."""
         while True:
             left = sorted(self.own())
-            if not any(self.line(pid) == self.command for pid in left):
+            if not any(self.line(pid) in ("", self.command) for pid in left):
                 return left
             if time.monotonic() > deadline:
                 return left
@@ -4386,7 +4386,7 @@ class HostProcess:
                 code = os.waitstatus_to_exitcode(status)
         self.alone = alone
         if code is not None:
-            left = [] if alone else self.settle(time.monotonic() + 0.05)
+            left = [] if alone else self.settle(time.monotonic() + 0.3)
             self.answer({"exit": code, "left": [[pid, self.line(pid)] for pid in left]})
 
     def children(self) -> set[int]:
@@ -8662,8 +8662,8 @@ def judge_parts(policy: Policy, command: str) -> list[tuple[Part, Decision]]:
         return [*found, (Part("", words=[command]), strictest([human, by_mode(policy, "run")]))]
     unsure = not cd_is_certain(simple)
     moved = False
-    if odd and not parts:
-        parts = [Part("", words=[command])]
+    if odd and all(part.depth for part in parts):
+        parts.append(Part("", words=[command]))
     for part in parts:
         decision = judge_part(policy, part, odd, moved=moved, unsure=unsure)
         if part.words[:1] in (["cd"], ["pushd"], ["popd"]):

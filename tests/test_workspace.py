@@ -1064,7 +1064,9 @@ def test_what_the_user_and_the_file_tools_write_is_left_alone_and_then_kept(insi
 
 
 def test_what_a_job_makes_between_commands_is_found(inside):
-    run(inside, "(sleep 0.1; echo x > .gitmodules; exec sleep 60) >/dev/null 2>&1 &")
+    wait = "while [ ! -e go ]; do sleep 0.02; done"
+    run(inside, f"({wait}; echo x > .gitmodules; exec sleep 60) >/dev/null 2>&1 &")
+    (inside.root / "go").touch()
     assert until((inside.root / ".gitmodules").exists)
     run(inside, "true")
     assert (".gitmodules" in told(inside), (inside.root / ".gitmodules").exists()) == (True, False)
