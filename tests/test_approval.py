@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import prompts, results, session_files, until
+from test_sandbox import WHY_NOT
 
 from agent import (
     Always,
@@ -714,3 +715,49 @@ def test_a_tool_of_the_user_runs_with_the_arguments_that_were_shown(play) -> Non
     play([batch(*steps), "PONG"], lambda q: asked_.append(q.text) or next(answers), tools=[deploy])
     assert ran == ["here\u200b  now"]
     assert ["now" in asked_[0], "there" in asked_[1]] == [True, True]
+
+
+def test_a_rule_asks_again_once_what_its_command_runs_was_changed(play, tools_env) -> None:
+    asked_: list[Any] = []
+    known = {"allow": ("bash pytest *",), "environ": tools_env | {"HOME": "/nowhere"}}
+    plain = write("plain.txt")
+    later = call("write_file", path="conftest.py", content="# later\n")
+    runs = [call("bash", command=f"pytest {number}") for number in range(3)]
+    steps = [runs[0], plain, runs[1], later, runs[2]]
+
+    def ask(question: Any) -> str:
+        asked_.append(question)
+        return "n" if question.name == "bash" else "y"
+
+    done = play([*steps, "PONG"], ask, **known)
+    assert [q.name for q in asked_] == ["write_file", "write_file", "bash"]
+    assert "pytest 2" in asked_[2].text and "bash pytest *" in asked_[2].reason
+    assert (done.root / "ran.txt").read_text() == "pytest 0\npytest 1\n"
+
+
+def network_notes(play: Callable, **more: Any) -> list[list[str]]:
+    """What the questions before two commands say of the network; the second one asks for it."""
+    asked_: list[Any] = []
+    steps = [call("bash", command="touch a"), call("bash", command="touch b", network=True)]
+    play([batch(*steps), "PONG"], lambda q: asked_.append(q) or "n", **more)
+    notes = [",".join(q.notes) for q in asked_]
+    return [re.findall(r"network \w+", text) for text in notes]
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "it works")
+def test_a_question_says_no_network_for_a_command_that_is_cut_off(play) -> None:
+    assert network_notes(play, sandbox="on") == [["network no"], ["network yes"]]
+
+
+def test_a_question_says_network_for_every_command_without_a_sandbox(play) -> None:
+    assert network_notes(play, sandbox="off") == [["network yes"], ["network yes"]]
+
+
+def test_a_question_that_only_a_person_may_answer_offers_no_rule(play) -> None:
+    asked_: list[Any] = []
+    steps = [call("fetch_url", url="http://example.invalid/a"), write("AGENTS.md")]
+    for mode in ("ask", "auto"):
+        play([batch(*steps), "PONG"], lambda q: asked_.append(q) or "n", mode=mode)
+    assert [q.human for q in asked_] == [False, True, True, True]
+    offered = ("fetch_url http://example.invalid/a", "fetch_url http://example.invalid/*")
+    assert [q.rules for q in asked_] == [offered, (), (), ()]

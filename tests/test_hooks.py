@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from conftest import NAP, alive, results, session_files, until
+from test_sandbox import WHY_NOT
 
 from agent import Settings, append_private, build_agent, tool
 from flaky_server import FlakyServer
@@ -263,6 +264,20 @@ def test_a_hook_that_takes_too_long_is_ended_and_the_call_runs(play, capfd, text
     assert (files(done.root), done.result.status) == (["a.txt"], "done")
     until(lambda: not alive(NAP), 30)
     assert len(warnings(done, capfd.readouterr().err)) == 1
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "it works")
+def test_a_hook_runs_outside_the_sandbox_that_commands_run_in(play, tmp_path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    hook = sh('touch "$1"', out / "hook")
+    steps = [call("bash", command=text) for text in (f"touch {out}/command", "touch inside")]
+    asked: list[str] = []
+    known = {"sandbox": "on", "hooks": {"before_tool": hook}}
+    done = play([batch(*steps), "PONG"], ask=lambda q: asked.append(q.text) or "y", **known)
+    assert [path.name for path in out.iterdir()] == ["hook"]
+    assert files(done.root) == ["inside"]
+    assert [text[-13:] for text in done.texts] == ["[exit code 1]", "[exit code 0]"]
 
 
 @pytest.mark.long

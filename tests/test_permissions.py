@@ -270,6 +270,8 @@ def test_a_decision_names_the_rule_or_the_reason() -> None:
         ("l\x1bs", None),
         ("t\u043euch a", None),
         ("touch\u00a0a", None),
+        ("ls \uff41", None),
+        ("ls 'b\uff41' \u00e9", [["ls", "b\uff41", "\u00e9"]]),
         ("ls; " * 40, None),
         ("ls " + "x" * 9000, None),
     ],
@@ -503,6 +505,22 @@ def test_a_denied_command_is_denied_wherever_it_stands(command: str) -> None:
 )
 def test_a_rule_takes_the_words_of_one_command(pattern: str, command: str, expected: str) -> None:
     assert judge("bash", command, allow=(f"bash {pattern}",)) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("git add \uff41.txt", "ask"),
+        ("git add \uff0d\uff0dall", "ask"),
+        ("git log \uff1b touch x", "ask"),
+        ("git add a\uff0fb", "ask"),
+        ("git add '\uff41.txt'", "allow"),
+        ("git add \u00e9.txt \u65e5\u672c", "allow"),
+        ("git add a.txt", "allow"),
+    ],
+)
+def test_a_rule_does_not_take_a_word_that_looks_like_another(command: str, expected: str) -> None:
+    assert judge("bash", command, allow=("bash git *",)) == expected
 
 
 @pytest.mark.parametrize(

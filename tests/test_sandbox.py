@@ -33,7 +33,15 @@ from pathlib import Path
 import pytest
 from conftest import NAP, Terminal, alive, inside, nothing_runs_in, results, until
 
-from agent import AgentError, Sandbox, Settings, build_agent, decide, make_policy
+from agent import (
+    AgentError,
+    Sandbox,
+    Settings,
+    build_agent,
+    decide,
+    make_policy,
+    trusted_program,
+)
 from flaky_server import FlakyServer
 
 BWRAP = shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin") or ""
@@ -1545,3 +1553,84 @@ def test_a_job_that_swaps_folders_does_not_bring_quarantine_to_the_outside(fresh
     fresh("touch stop; until test -e stopped; do sleep 0.01; done; rm -rf stop stopped lure old")
     assert tree(place / "victim") == before
     assert armed(fresh.root) == []
+
+
+# -- the program, and the walls of macOS ---------------------------------------------------------
+
+
+@pytest.fixture
+def program(place) -> Iterator[Path]:
+    """A program in a folder of its own, that only its owner can change."""
+    folder = Path(tempfile.mkdtemp(dir=place))
+    shutil.copy(shutil.which("true"), folder / "bwrap")
+    for path in (folder / "bwrap", folder):
+        path.chmod(0o755)
+    yield folder / "bwrap"
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda path: os.chown(path, 12345, 12345), id="another's"),
+        pytest.param(lambda path: os.chown(path.parent, 12345, 12345), id="another's folder"),
+        pytest.param(lambda path: path.chmod(0o757), id="written by all"),
+        pytest.param(lambda path: path.chmod(0o775), id="written by a group"),
+        pytest.param(lambda path: path.parent.chmod(0o777), id="folder written by all"),
+    ],
+)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a program of root's")
+def test_a_program_that_others_can_change_builds_no_walls(program, tmp_path, spoil):
+    assert trusted_program([str(program)], tmp_path) == str(program)
+    spoil(program)
+    assert trusted_program([str(program)], tmp_path) == ""
+    assert trusted_program([str(program), BWRAP], tmp_path) == os.path.realpath(BWRAP)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="a program of root's is trusted")
+def test_a_program_of_the_user_builds_no_walls(program, tmp_path):
+    assert trusted_program([str(program)], tmp_path) == ""
+    assert trusted_program([str(program), BWRAP], tmp_path) == os.path.realpath(BWRAP)
+
+
+SEATBELT_RULE = re.compile(r'\((allow|deny) ([^()]+?)(?: \((subpath|literal) "([^"]+)"\))?\)')
+
+
+def ruling(profile: str, operation: str, path: Path) -> str:
+    """What the last rule of a macOS profile that fits says of an operation on a path."""
+    said = ""
+    for word, names, kind, where in SEATBELT_RULE.findall(profile):
+        folders = {"": [], "literal": [path], "subpath": [path, *path.parents]}[kind]
+        fits = any(re.fullmatch(name.replace("*", ".*"), operation) for name in names.split())
+        if names == "default" or (fits and (not kind or Path(where) in folders)):
+            said = word
+    return said
+
+
+def test_the_profile_of_macos_builds_the_same_walls(box, house):
+    box("true")
+    hosts = box.agent.workspace.host
+    profile = hosts.sandbox.profile(hosts.sandbox.mounts(hosts.guarded), network=False)
+
+    def allowed(operation: str, folder: Path, names: list[str]) -> list[str]:
+        return [name for name in names if ruling(profile, operation, folder / name) == "allow"]
+
+    free = ["new.txt", "first.txt", ".git/index", "sub/new.txt"]
+    assert allowed("file-write-data", box.root, free) == free
+    assert allowed("file-write-data", box.root, [*PROTECTED_FILES, *PROTECTED_FOLDERS]) == []
+    assert allowed("file-write-unlink", box.root, HOLDERS) == []
+    assert allowed("file-write-data", house, HOME_READABLE) == []
+    assert allowed("file-read-data", box.root, READABLE_FILES) == READABLE_FILES
+    assert allowed("file-read-data", house, HOME_READABLE) == HOME_READABLE
+    assert allowed("file-read-data", box.root, [*SECRET_FILES, *KEY_FILES]) == []
+    assert allowed("file-read-data", house, HOME_SECRETS) == []
+
+
+def test_the_profile_of_macos_cuts_the_network_off_unless_it_is_asked_for(box):
+    sandbox = box.agent.workspace.host.sandbox
+    cut, free = (sandbox.profile([], network=network) for network in (False, True))
+    assert [rule for rule in cut.split("(") if "network*" in rule] == [
+        "deny network*) ",
+        "allow network* ",
+    ]
+    assert ("network*" in free, "(deny network-outbound (remote unix))" in free) == (False, True)

@@ -19,6 +19,7 @@ from agent import (
     SessionError,
     Settings,
     Transcript,
+    allow_tracked,
     build_agent,
     list_sessions,
     new_session,
@@ -663,18 +664,24 @@ def test_a_session_that_git_tracks_is_not_resumed_without_a_humans_yes(tmp_path,
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
 @pytest.mark.parametrize(
-    "name", ["undo/{}/journal", "output/{}/a.txt", "sessions/{}.archive.jsonl"]
+    "name",
+    ["undo/{}/journal", "output/{}/a.txt", "sessions/{}.archive.jsonl", "sessions/{}.bak"],
 )
 def test_a_session_whose_other_files_git_tracks_came_with_the_repository_too(tmp_path, name):
     path = stored(state_folder(tmp_path) / "sessions", OLD)
     subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
     environ = {"PATH": os.environ["PATH"]}
     assert not tracked_by_git(path, environ)
+    allow_tracked(path, None, environ)
     other = tmp_path / ".agent" / name.format(OLD)
     other.parent.mkdir(parents=True, exist_ok=True)
     other.write_text("{}\n")
     subprocess.run(["git", "-C", str(tmp_path), "add", "-f", str(other)], check=True)
     assert tracked_by_git(path, environ)
+    for ask in (None, lambda question: "n"):
+        with pytest.raises(SessionError, match=f"{OLD}.*needs a human's yes"):
+            allow_tracked(path, ask, environ)
+    allow_tracked(path, lambda question: "y", environ)
 
 
 def run_agent(url: str, root: Path, *args: str) -> str:
