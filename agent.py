@@ -5853,6 +5853,7 @@ class Search:
         self.first, self.room = request["first"], request["room"]
         self.lifted = frozenset(request["lifted"])
         self.linked: set[tuple[int, int]] | None = None  # secrets, looked for once
+        self.suspect = True  # the file at hand may be one
         self.lines: list[str] = []
         self.total = self.binary = self.unreadable = self.left = 0
         self.deadline = time.monotonic() + SEARCH_ALL_SECONDS
@@ -5896,7 +5897,8 @@ class Search:
         try:
             self.opened(name, descriptor)
         finally:  # only a file with matches is worth the look
-            if self.total > total and name not in self.lifted and self.is_secret(descriptor):
+            found = self.suspect and self.total > total and name not in self.lifted
+            if found and self.is_secret(descriptor):
                 self.total, self.room = total, room
                 del self.lines[shown:]
             os.close(descriptor)
@@ -5908,6 +5910,7 @@ class Search:
             raise ToolError("no regular file")
         wanted = min(told.st_size + 1, BLOCK_BYTES)
         block = os.read(descriptor, max(wanted, 65536))
+        self.suspect = told.st_size >= wanted or told.st_nlink > 1 or b"PRIVATE KEY" in block
         if is_binary(block):
             self.binary += self.holds(descriptor, block)
             return

@@ -271,7 +271,10 @@ def test_a_hook_runs_outside_the_sandbox_that_commands_run_in(play, tmp_path) ->
     out = tmp_path / "out"
     out.mkdir()
     hook = sh('touch "$1"', out / "hook")
-    steps = [call("bash", command=text) for text in (f"f=command; touch {out}/$f", "touch inside")]
+    steps = [
+        call("bash", command=text)
+        for text in (f"python3 -c \"open('{out}/c', 'w')\"", "touch inside")
+    ]
     asked: list[str] = []
     known = {"sandbox": "on", "hooks": {"before_tool": hook}}
     done = play([batch(*steps), "PONG"], ask=lambda q: asked.append(q.text) or "y", **known)
