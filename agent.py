@@ -3208,6 +3208,7 @@ def protected_row(path: str) -> tuple[str, str, str] | None:
     return None
 
 
+@functools.lru_cache(maxsize=10_000)
 def runs_later(path: str) -> bool:
     """Whether a build, a test run or an interpreter will run what is written to this file."""
     return RUNS_LATER.fullmatch(fold(path).rpartition("/")[2]) is not None
@@ -4824,6 +4825,7 @@ CACHES = {  # variable -> folder below the private /tmp
     "YARN_CACHE_FOLDER": "/.cache/yarn",
     "GOCACHE": "/.cache/go-build",
 }
+LOOK_SECONDS = 1.0  # for so long what was hidden is what is hidden
 TRIAL_SECONDS = 10.0
 
 
@@ -4879,6 +4881,7 @@ class Sandbox:
         words = [re.sub(r"^~(?=/|$)", environ.get("HOME", "~"), text) for text in readable]
         self.readable = [os.path.realpath(os.path.join(self.root, word)) for word in words]
         self.shown = self._shown()
+        self.looked, self.found = -LOOK_SECONDS, list[str]()
 
     def _homes(self) -> set[str]:
         """The user's home, and where the account has it."""
@@ -4946,6 +4949,12 @@ class Sandbox:
 
     def hidden(self) -> list[str]:
         """Where the keys and sockets of the user are, as far as commands would see them."""
+        now = time.monotonic()
+        if now - self.looked > LOOK_SECONDS:  # at most once for commands in a row
+            self.looked, self.found = now, self._look()
+        return self.found
+
+    def _look(self) -> list[str]:
         found = [os.path.join(home, place) for home in self.homes for place in HIDDEN_AT_HOME]
         found += [str(config_folder(self.environ)), self.environ.get("XDG_RUNTIME_DIR") or "/run"]
         for home in self.homes:
