@@ -7608,9 +7608,9 @@ def decide_subject(policy: Policy, name: str, needs: str, subject: str, kind: st
 
 
 def is_itself(policy: Policy, path: str) -> bool:
-    """Whether a path leads to the program that decides."""
-    root = policy.place.root if policy.place is not None else ""
-    return os.path.join(root, names_of(policy, path)[-1]) == os.path.realpath(__file__)
+    """Whether a path leads to the program that decides; at the top it is the project itself."""
+    root, name = policy.place.root if policy.place is not None else "", names_of(policy, path)[-1]
+    return "/" in name and os.path.join(root, name) == os.path.realpath(__file__)
 
 
 def denies(policy: Policy, name: str, needs: str, subject: str) -> bool:

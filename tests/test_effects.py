@@ -1080,12 +1080,15 @@ def test_a_pager_of_the_repository_is_silent_under_a_terminal(
     assert markers(project) == ["m.pager"], "the trap is none"
 
 
+OF_OTHERS = ("{", "~", "away", "nest", "hooks")  # paths that only other tests prepare
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("words", [(), ("--yes",)], ids=["ask", "auto"])
 def test_the_tricks_through_the_real_process(
     run_agent: Callable[..., Any], project: Path, words: tuple[str, ...]
 ) -> None:
-    paths = [path for path in (*FOREIGN, *HUMAN) if not path.startswith(("{", "~", "away", "nest"))]
+    paths = [path for path in (*FOREIGN, *HUMAN) if not path.startswith(OF_OTHERS)]
     before = snapshot(project.parent / "work")
     calls = [*map(write, paths), *(bash(f"echo x > {path}") for path in WRITTEN[:3])]
     calls += [bash("touch yes"), write("yes-too")]

@@ -1039,8 +1039,11 @@ def test_a_path_in_a_commit_is_asked_for_where_the_repository_is_above(vault):
     assert told[1].outcome == "ask"
 
 
-def test_the_running_agent_is_not_written_without_a_human():
-    place = Workspace(Path(sys.modules["agent"].__file__).parent, {})
-    policy = make_policy(Settings(), "auto", place)
-    assert decide(policy, "write_file", "write", "agent.py").outcome == "human"
-    assert decide(policy, "write_file", "write", "other.py").outcome == "allow"
+def test_the_running_agent_is_only_written_by_a_human_or_as_the_project():
+    folder = Path(sys.modules["agent"].__file__).parent
+    within = make_policy(Settings(), "auto", Workspace(folder.parent, {}))
+    itself = f"{folder.name}/agent.py"
+    assert decide(within, "write_file", "write", itself).outcome == "human"
+    assert decide(within, "write_file", "write", f"{itself}.txt").outcome == "allow"
+    project = make_policy(Settings(), "auto", Workspace(folder, {}))
+    assert decide(project, "write_file", "write", "agent.py").outcome == "allow"
