@@ -1138,8 +1138,8 @@ def state_folder(root: Path) -> Path:
         for part in (folder, folder / "sessions"):
             part.mkdir(mode=0o700, exist_ok=True)
         ignore = folder / ".gitignore"
-        if not os.path.lexists(ignore):
-            write_private(ignore, "*\n")
+        if not os.path.lexists(ignore) or not os.lstat(ignore).st_size:
+            append_private(ignore, "*\n")  # others may start at the same moment
     except OSError as error:
         raise SessionError(f"can not keep a session in {folder}: {error.strerror}") from error
     return folder

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -997,3 +998,12 @@ def test_a_file_with_escaped_surrogates_is_healed_on_load(folder):
     session.close()
     assert session.transcript.messages[-1] == {"role": "user", "content": "\ufffd x"}
     assert (len(notes) > 0, read_session(path)[1]) == (True, session.transcript.messages)
+
+
+def test_all_that_start_at_once_in_a_new_project_get_its_folder(tmp_path):
+    for number in range(100):
+        root = tmp_path / str(number)
+        root.mkdir()
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(state_folder, [root] * 4)) == {root / ".agent"}
+        assert set((root / ".agent/.gitignore").read_text().splitlines()) == {"*"}
