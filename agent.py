@@ -2884,7 +2884,7 @@ LOCAL_PROVIDERS = ("ollama", "lmstudio", "llamacpp", "vllm")
 PROBE_SECONDS = 1.0  # only what listens and is silent takes so long
 
 
-def find_local_server() -> str:
+def find_local_server(seconds: float = PROBE_SECONDS) -> str:
     """The name of a provider that serves /v1/models on this machine, "" for none; all at once."""
     found: dict[str, list[str]] = {}
 
@@ -2899,7 +2899,7 @@ def find_local_server() -> str:
         client = Client(Settings(provider=name), lambda kind, **data: None)
         client.session()  # imports requests, before the clock starts
         probes.append(threading.Thread(target=probe, args=(client, name), daemon=True))
-    deadline = time.monotonic() + PROBE_SECONDS
+    deadline = time.monotonic() + seconds
     for thread in probes:
         thread.start()
     for thread in probes:
@@ -5152,6 +5152,7 @@ class Guarded:
         self.lost: set[int | str] = set()  # what of it is no longer there, by inode
         self.young: dict[str, Any] = {}  # a new repository's settings -> their stamp
         self.trusted: set[str] = set()  # written by the file tools since the last look
+        self.scandir = os.scandir
         self.worktrees: set[str] = set()  # pointers of new ones, which have to stay as they are
 
     def mounts(self) -> Mounts:
@@ -5250,7 +5251,7 @@ class Guarded:
                 return None
             if not same and self.watch is not None:
                 self.watch.add(place, key)
-            with os.scandir(place) as listing:
+            with self.scandir(place) as listing:
                 entries = list(listing)
         except PermissionError:
             self.folders[key] = (status.st_ino, 0)
@@ -8174,7 +8175,8 @@ DANGERS = (
         r"shutdown|reboot|poweroff|halt|(?:tel)?init [06]"
         r"|(?:systemctl|loginctl) (?:.* )?(?:poweroff|reboot|halt|kexec|suspend|hibernate)",
     ),
-    ("fork-bomb", "deny", "it starts itself without end", "fork-bomb"),
+    ("fork-bomb", "deny", "it starts itself without end", "(?!)"),  # see IN_TEXT
+    ("control", "human", "it holds a control character", "(?!)"),
     (
         *("git-config", "deny", "it sets what git runs later"),
         r"git config (?!(?:.* )?(?:--get\S*|--list|-l|get|list)(?!\S))(?:(?:.* )?"
@@ -8239,6 +8241,10 @@ FORK_BOMB = Regex(
     r"(?<![^\s;&|'\"])([^\s(){};|&'\"]{1,60})\s*+(?:\(\s*+\)\s*+)?\{(?:[^}]{0,400}[\s;|&])?"
     r"\1\s*+\|\s*+\1(?![\w.-])"
 )
+IN_TEXT = {  # rows of DANGERS that the whole text of a command tells
+    "fork-bomb": FORK_BOMB,
+    "control": Regex(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"),
+}
 GIT_VALUED = frozenset(
     "-C -c --git-dir --work-tree --namespace --config-env --super-prefix".split()
 )
@@ -8689,10 +8695,9 @@ def judge_whole(policy: Policy, command: str) -> Iterator[Decision]:
     denied = ruled(policy, "deny", "bash", command, "command")
     if denied:
         yield denied
-    if FORK_BOMB.search(command) and "fork-bomb" not in policy.lift:
-        yield Decision("deny", "it starts itself without end", "built-in fork-bomb")
-    if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", command):
-        yield Decision("human", "it holds a control character", "built-in control characters")
+    for name, outcome, reason, _ in DANGERS:
+        if name in IN_TEXT and name not in policy.lift and IN_TEXT[name].search(command):
+            yield Decision(outcome, reason, f"built-in {name}")
 
 
 def judge_part(
@@ -8886,14 +8891,27 @@ def targets(view: Sequence[str]) -> list[str]:
     return names if WRITERS.get(head) == "all" else []
 
 
+def readable_parts(command: str, home: str) -> list[Part]:
+    """The parts of a command; [] of one that is too long or too deep to be read."""
+    try:
+        return scan(command, home)
+    except TooMuch:
+        return []
+
+
+def entered_folders(command: str, home: str = "") -> list[str]:
+    """The folders that a command goes to, as it names them."""
+    return [
+        part.words[1]
+        for part in readable_parts(command, home)
+        if part.words[:1] in (["cd"], ["pushd"]) and len(part.words) > 1
+    ]
+
+
 def write_targets(command: str, home: str = "") -> list[str]:
     """The files that a command writes, as far as its text tells."""
     found = []
-    try:
-        parts = scan(command, home)
-    except TooMuch:
-        parts = []
-    for part in parts:
+    for part in readable_parts(command, home):
         named = [*part.writes, *(path for view in part.views for path in targets(view))]
         found += [
             os.path.normpath(os.path.join(part.base, path))
@@ -10013,7 +10031,7 @@ class Agent:
             yield f"{subject}{later}"
         if one.made.name != "bash":
             return
-        folders = entered_folders(subject)
+        folders = entered_folders(subject, self.workspace.home)
         if folders:
             yield f"in the folder {', then '.join(folders)}"
         targets = [
@@ -10357,11 +10375,6 @@ def path_argument(made: Tool, arguments: Mapping[str, Any]) -> str | None:
     if made.needs not in ("read", "write") or "path" not in names:
         return None
     return str(arguments.get("path", "."))
-
-
-def entered_folders(command: str) -> list[str]:
-    """The folders that a command goes to, as it names them."""
-    return re.findall(r"""(?:^|[;&|(\n])\s*cd\s+("[^"]*"|'[^']*'|[^\s;&|()]+)""", command)
 
 
 def is_yes(answer: Any) -> bool:

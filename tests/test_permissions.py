@@ -1007,6 +1007,7 @@ def vault(tmp_path_factory) -> Workspace:
         ("mv .env b.txt", "deny"),
         ("mv a.txt .env", "human"),
         ("touch \x1b[8mx", "human"),
+        ("see IN_TEXT", "ask"),
         ("git commit -m 'gооd'", "ask"),
         ("git commit -m 'привет мир'", "ask"),
         ("curl -o .agent/x http://127.0.0.1:9/", "deny"),
@@ -1047,3 +1048,8 @@ def test_the_running_agent_is_only_written_by_a_human_or_as_the_project():
     assert decide(within, "write_file", "write", f"{itself}.txt").outcome == "allow"
     project = make_policy(Settings(), "auto", Workspace(folder, {}))
     assert decide(project, "write_file", "write", "agent.py").outcome == "allow"
+
+
+def test_the_row_for_control_characters_is_lifted_by_its_name(vault):
+    lifted = make_policy(Settings(lift=("control",)), "auto", vault)
+    assert decide(lifted, "bash", "run", "touch \x1b[8mx").outcome == "allow"

@@ -217,10 +217,9 @@ def test_no_proxy_stands_between_the_agent_and_this_machine(run_agent, variable,
 
 
 @pytest.mark.parametrize("name, port", PORTS.items())
-def test_a_server_on_a_known_port_is_found(free_ports, monkeypatch, name, port):
-    monkeypatch.setattr("agent.PROBE_SECONDS", 30.0)
+def test_a_server_on_a_known_port_is_found(free_ports, name, port):
     with FlakyServer([], port=port):
-        assert find_local_server() == name
+        assert find_local_server(30.0) == name
 
 
 @pytest.mark.parametrize(
@@ -237,10 +236,9 @@ def test_a_server_on_a_known_port_is_found(free_ports, monkeypatch, name, port):
         pytest.param((302, listing("x")), id="a redirect"),
     ],
 )
-def test_a_server_of_another_kind_is_not_taken_for_one(free_ports, monkeypatch, answer):
-    monkeypatch.setattr("agent.PROBE_SECONDS", 30.0)
+def test_a_server_of_another_kind_is_not_taken_for_one(free_ports, answer):
     with Routes({"/v1/models": answer}, port=8080) as other, FlakyServer([], port=8000):
-        assert find_local_server() == "vllm"
+        assert find_local_server(30.0) == "vllm"
         assert [path for _, path, _ in other.asked] == ["/v1/models"]
 
 

@@ -669,7 +669,7 @@ def test_without_a_quarantine_protected_names_get_others(one_box, tmp_path, kind
     assert (list(out.iterdir()), box("true")) == ([], NOTHING)
 
 
-def test_a_folder_that_can_not_be_looked_into_does_not_stay(one_box, tmp_path, monkeypatch):
+def test_a_folder_that_can_not_be_looked_into_does_not_stay(one_box, tmp_path):
     put(tmp_path / "work/users", ["a"], "a")
     listed = os.scandir
 
@@ -678,8 +678,8 @@ def test_a_folder_that_can_not_be_looked_into_does_not_stay(one_box, tmp_path, m
             raise PermissionError(13, "Permission denied")
         return listed(path)
 
-    monkeypatch.setattr(os, "scandir", scandir)
     box = one_box(tmp_path / "work", tmp_path / "home")
+    box.agent.workspace.host.guarded.scandir = scandir
     assert "quarantine" in box("mkdir -p shut/.vscode")
     assert sorted(os.listdir(box.root)) == [".agent", "users"]
 
