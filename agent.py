@@ -891,12 +891,7 @@ class Transcript:
 
     def encodings(self) -> list[tuple[Message, str, int]]:
         """Every message, its JSON, made once, and its tokens, estimated."""
-        known = self._known
-        del known[same_front(known, self.messages) :]
-        for message in self.messages[len(known) :]:
-            line = encode(message)
-            known.append((message, line, estimate_tokens(line)))
-        return known
+        return keep_up(self._known, self.messages, measured)
 
     def lines(self) -> list[str]:
         """Every message as JSON."""
@@ -907,10 +902,26 @@ class Transcript:
         return sum([tokens for _, _, tokens in self.encodings()])
 
 
-def same_front(known: Sequence[tuple[Any, ...]], messages: Sequence[Message]) -> int:
-    """How many messages at the front are the very objects in these tuples: they never change."""
-    same = [*map(operator.is_, map(operator.itemgetter(0), known), messages)]
-    return same.index(False) if False in same else len(same)
+def measured(message: Message) -> tuple[Message, str, int]:
+    """A message, its JSON and its tokens, estimated."""
+    line = encode(message)
+    return message, line, estimate_tokens(line)
+
+
+def keep_up(known: list[Any], items: Sequence[Any], make: Callable[[Any], Any]) -> list[Any]:
+    """A row for each item, which stands first in it; those of items that are gone give way.
+
+    What an item is never changes, so `make` is asked once for each, wherever it stands by now.
+    """
+    first = map(operator.itemgetter(0), known)
+    stale = [*itertools.compress(itertools.count(), map(operator.is_not, first, items))]
+    left = {id(row[0]): row for row in [*map(known.__getitem__, stale), *known[len(items) :]]}
+    for at in stale:
+        known[at] = left.get(id(items[at])) or make(items[at])
+    del known[len(items) :]
+    for item in items[len(known) :]:
+        known.append(left.get(id(item)) or make(item))
+    return known
 
 
 def estimate_tokens(text: str) -> int:
@@ -1082,6 +1093,7 @@ def cut_point(messages: Sequence[Message], wanted: int) -> int:
 # new one, never half. A lock beside it is held while the session is open.
 
 SESSION_VERSION = 1
+MESSAGES = ', "messages": [\n'  # the end of a session's first line; each message has its own
 # Our own git calls run nothing that a repository brings: no monitor, no hook, no transport.
 GIT = (
     *("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"),
@@ -1286,8 +1298,10 @@ class Session:
             state_folder(self.folder.parent.parent)
         self.header["updated"] = round(time.time(), 3)
         head = self.transcript.mask(json.dumps(self.header, ensure_ascii=False)[:-1])
-        text = f'{head}, "messages": [\n' + ",\n".join(self.transcript.lines()) + "\n]}\n"
-        write_private(self.path, text, sync=sync)
+        lines = self.transcript.lines() or [""]
+        lines[0] = f"{head}{MESSAGES}{lines[0]}"
+        lines[-1] += "\n]}\n"
+        write_private(self.path, ",\n".join(lines), sync=sync)
 
     def keep_backup(self) -> None:
         """Keep the session as it stands when a turn begins; the rename in save() parts the two."""
@@ -2422,7 +2436,7 @@ class Client:
         self.half = ""  # of a surrogate pair
         self.quiet = False
         self.last_event = 0.0  # when data last came, keep-alive comments not counted
-        self._projected: list[tuple[Message, str]] = []  # as Transcript keeps encodings
+        self._projected: list[tuple[Any, str]] = []  # by the encoding of the message
         self._http: requests.Session | None = None
 
     def session(self) -> requests.Session:
@@ -2464,12 +2478,12 @@ class Client:
     def body(self, transcript: Transcript, tools: str, *, stream: bool = True) -> bytes:
         """The encoded request; `tools` is a JSON list, "" for none. Messages come last."""
         origin = (self.endpoint, self.model)
-        known = self._projected
-        del known[same_front(known, transcript.messages) :]
-        for message, line, _ in transcript.encodings()[len(known) :]:
-            sent = project(message, origin, self.learned)
-            known.append((message, line if sent is message else encode(sent)))
-        lines = [line for _, line in known]
+
+        def sent(row: tuple[Message, str, int]) -> tuple[Any, str]:
+            made = project(row[0], origin, self.learned)
+            return row, row[1] if made is row[0] else encode(made)
+
+        lines = [row[1] for row in keep_up(self._projected, transcript.encodings(), sent)]
         parts = [f'"model":{encode(self.model)}', f'"stream":{encode(stream)}']
         if stream and "no_stream_options" not in self.learned:
             parts.append('"stream_options":{"include_usage":true}')
