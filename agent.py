@@ -1111,6 +1111,14 @@ class SessionError(AgentError):
     """A session file that can not be used; it is never overwritten."""
 
 
+class DamagedSession(SessionError):
+    """A session file that holds no session; its backup may."""
+
+
+class HeldSession(SessionError):
+    """A session that another process has open."""
+
+
 @dataclass(frozen=True)
 class SessionEntry:
     """One line of `--sessions`."""
@@ -1120,6 +1128,7 @@ class SessionEntry:
     updated: float  # seconds since the epoch
     messages: int
     title: str
+    note: str = ""  # what is odd about it
 
 
 def state_trouble(root: Path) -> str:
@@ -1252,21 +1261,36 @@ def append_private(path: Path, text: str) -> None:
 
 def hold(path: Path) -> int | None:
     """Take the lock of a session: a descriptor, or None when another process holds it."""
+    while True:
+        try:
+            descriptor = open_ours(path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise SessionError(f"can not lock {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_at(descriptor, path):
+                break
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError as error:
+            os.close(descriptor)
+            raise SessionError(f"can not lock {path}: {error.strerror}") from error
+        os.close(descriptor)  # whoever held it has removed it: nobody else will look at this one
     try:
-        descriptor = open_ours(path, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise SessionError(f"can not lock {path}: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.truncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except OSError as error:  # a full disk
-        os.close(descriptor)
-        raise SessionError(f"can not lock {path}: {error.strerror}") from error
+    except OSError:  # a full disk: the lock is held all the same
+        return descriptor
     return descriptor
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 class Session:
@@ -1296,6 +1320,9 @@ class Session:
             return
         if self.folder is not None and not self.folder.exists():  # `git clean -fdx` and the like
             state_folder(self.folder.parent.parent)
+            if self.lock is not None:
+                os.close(self.lock)
+                self.lock = hold(self.path.with_suffix(".lock"))
         self.header["updated"] = round(time.time(), 3)
         head = self.transcript.mask(json.dumps(self.header, ensure_ascii=False)[:-1])
         lines = self.transcript.lines() or [""]
@@ -1305,15 +1332,8 @@ class Session:
 
     def keep_backup(self) -> None:
         """Keep the session as it stands when a turn begins; the rename in save() parts the two."""
-        if self.path is None or not self.path.exists():
-            return
-        folder, name, kept = folder_of_ours(self.path), self.path.name, f"{self.id}.bak"
-        try:
-            remove_if_there(f"{kept}.tmp", folder)
-            os.link(name, f"{kept}.tmp", src_dir_fd=folder, dst_dir_fd=folder)
-            os.replace(f"{kept}.tmp", kept, src_dir_fd=folder, dst_dir_fd=folder)
-        finally:
-            os.close(folder)
+        if self.path is not None and self.path.exists():
+            keep_as(self.path, f"{self.id}.bak")
 
     def archive(self, messages: Iterable[Message]) -> None:
         """Keep messages that compaction removes, one a line."""
@@ -1321,6 +1341,14 @@ class Session:
             return
         text = "".join(encode(message) + "\n" for message in messages)
         append_private(self.path.with_suffix(".archive.jsonl"), text)
+
+    def archived(self) -> Iterator[Message]:
+        """What compaction removed, oldest first."""
+        try:
+            data = b"" if self.path is None else read_plain(self.path.with_suffix(".archive.jsonl"))
+        except FileNotFoundError:
+            return
+        yield from map(json.loads, data.splitlines())
 
     def close(self) -> None:
         """Let other processes have it; a session that never began leaves no file."""
@@ -1330,6 +1358,21 @@ class Session:
             self.path.with_suffix(".lock").unlink(missing_ok=True)
         os.close(self.lock)
         self.lock = None
+
+
+def keep_as(path: Path, name: str) -> None:
+    """Keep a file of ours under a second name too; the rename of the next save parts the two."""
+    folder = folder_of_ours(path)
+    try:
+        remove_if_there(f"{name}.tmp", folder)
+        os.link(path.name, f"{name}.tmp", src_dir_fd=folder, dst_dir_fd=folder)
+        os.replace(f"{name}.tmp", name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        write_private(path.with_name(name), read_plain(path))  # a disk without hard links
+    finally:
+        os.close(folder)
 
 
 def new_session(folder: Path | None, header: Mapping[str, Any], now: float) -> Session:
@@ -1349,21 +1392,41 @@ def new_session(folder: Path | None, header: Mapping[str, Any], now: float) -> S
 def read_session(path: Path) -> tuple[dict[str, Any], list[Any]]:
     """Header and messages of a session file. Raises SessionError that names the file."""
     try:
-        value = json.loads(read_plain(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SessionError(f"{path.name} can not be read: {error}") from error
-    if isinstance(value, list):
-        value = {"messages": value}
-    if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
-        raise SessionError(f"{path.name} is not a session file")
-    version = value.get("version", SESSION_VERSION)
+        data = read_plain(path)
+    except OSError as error:
+        kind = DamagedSession if error.errno == errno.EIO else SessionError
+        raise kind(f"{path.name} can not be read: {error.strerror}") from error
+    return session_of(path, data)
+
+
+def session_of(path: Path, data: bytes) -> tuple[dict[str, Any], list[Any]]:
+    """Header and messages from the bytes of a session file. Raises SessionError."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        found = re.match(rb'\s*\{\s*"version":\s*(\d{1,9})\b', data)
+        refuse_newer(path, int(found[1]) if found else 0)
+        why = error if data.strip() else "it is empty"
+        raise DamagedSession(f"{path.name} can not be read: {why}") from error
+    value = {"messages": value} if isinstance(value, list) else value
+    version = value.get("version", SESSION_VERSION) if isinstance(value, dict) else 0
+    refuse_newer(path, version)
+    messages = value.pop("messages", None) if isinstance(value, dict) else None
+    shaped = isinstance(messages, list)
+    if messages and shaped:
+        shaped = any(isinstance(message, dict) and "role" in message for message in messages)
+    if not isinstance(messages, list) or not shaped:
+        raise DamagedSession(f"{path.name} is not a session file")
     if version != SESSION_VERSION:
-        newer = isinstance(version, int) and version > SESSION_VERSION
-        text = "a newer version" if newer else "an unknown version"
-        raise SessionError(f"{path.name} is of {text} ({version}) and is left alone")
-    messages = value.pop("messages")
+        raise SessionError(f"{path.name} is of an unknown version ({version}) and is left alone")
     base = {"version": SESSION_VERSION, "id": path.stem, "created": time.time(), "updated": 0.0}
     return {**base, **value, "id": path.stem}, messages
+
+
+def refuse_newer(path: Path, version: Any) -> None:
+    """Raises SessionError for what a later version of this program wrote."""
+    if type(version) is int and version > SESSION_VERSION:
+        raise SessionError(f"{path.name} is of a newer version ({version}) and is left alone")
 
 
 def read_healed(path: Path) -> tuple[dict[str, Any], list[Message], list[str]]:
@@ -1372,7 +1435,45 @@ def read_healed(path: Path) -> tuple[dict[str, Any], list[Message], list[str]]:
     try:
         return header, *heal(messages)
     except RecursionError as error:
-        raise SessionError(f"{path.name} is nested too deeply to be read") from error
+        raise DamagedSession(f"{path.name} is nested too deeply to be read") from error
+
+
+def or_backup(read: Callable[[Path], Any], path: Path) -> tuple[Any, str]:
+    """What `read` makes of a session file, or of its backup, and then what is wrong with the file.
+
+    Raises SessionError, which names both files where both are damaged.
+    """
+    try:
+        return read(path), ""
+    except DamagedSession as error:
+        backup = path.with_suffix(".bak")
+        if not os.path.lexists(backup):
+            raise
+        try:
+            return read(backup), str(error)
+        except SessionError as other:
+            raise SessionError(f"{error}; {other}") from error
+
+
+def summary(path: Path) -> tuple[dict[str, Any], int, float]:
+    """Header, number of messages and time of the last change. Raises SessionError.
+
+    Of a file as save() writes it only the first line is parsed, and the others are counted.
+    """
+    count, last, torn, updated = 0, b"", False, 0.0
+    try:
+        with open(open_ours(path, os.O_RDONLY), "rb") as file:
+            updated = os.fstat(file.fileno()).st_mtime
+            first = file.readline()
+            for last in file if first.endswith(MESSAGES.encode()) else ():
+                count += last.startswith(b"{")
+                torn |= b"\0" in last  # as a power cut leaves it
+    except OSError:  # which is said below
+        last = b""
+    if last == b"]}\n" and not torn:
+        return session_of(path, first + last)[0], count, updated
+    header, messages = read_session(path)
+    return header, len(messages), updated
 
 
 def list_sessions(folder: Path) -> tuple[list[SessionEntry], list[str]]:
@@ -1380,36 +1481,76 @@ def list_sessions(folder: Path) -> tuple[list[SessionEntry], list[str]]:
     entries, notices = [], []
     for path in folder.glob("*.json"):
         try:
-            header, messages = read_session(path)
-            updated = path.stat().st_mtime
+            (header, count, updated), damage = or_backup(summary, path)
         except SessionError as error:
             notices.append(f"skipped: {error}")
             continue
+        note = "damaged; its backup will be used" if damage else ""
         title = str(header.get("title") or "")
-        entries.append(SessionEntry(path.stem, path, updated, len(messages), title))
+        entries.append(SessionEntry(path.stem, path, updated, count, title, note))
     return sorted(entries, key=lambda e: (e.updated, e.id), reverse=True), sorted(notices)
+
+
+UNWRITABLE = (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT)
 
 
 def open_session(path: Path) -> tuple[Session, list[str]]:
     """Load, lock and heal a session; notes say what was repaired.
 
-    The original stays in `.bak` until the next turn begins.
+    The original stays: healed in `.bak` until the next turn begins, damaged in `.damaged`.
     """
-    lock = hold(path.with_suffix(".lock"))
-    if lock is None:
-        holder = path.with_suffix(".lock").read_text(errors="replace").strip()
-        raise SessionError(f"session {path.stem} is open in process {holder}; --fork makes a copy")
     try:
-        header, healed, notes = read_healed(path)
-    except SessionError:
-        os.close(lock)
-        raise
-    session = Session(Transcript(healed), header, path.parent)
+        lock = hold(path.with_suffix(".lock"))
+    except SessionError as error:
+        return unkept_session(path, error)
+    if lock is None:
+        holder = read_plain(path.with_suffix(".lock")).decode("ascii", "replace").strip()
+        raise HeldSession(f"session {path.stem} is open in process {holder}; --fork makes a copy")
+    session = None
+    try:
+        (header, healed, notes), damage = or_backup(read_healed, path)
+        if damage:
+            kept = keep_damaged(path, damage)
+            text = f"{damage}; going on from its backup of {len(healed)} messages"
+            notes = [f"{text}, the damaged file is kept as {kept}", *notes]
+        session = Session(Transcript(healed), header, path.parent)
+    finally:
+        if session is None:
+            os.close(lock)
     session.lock = lock
-    if notes:
-        session.keep_backup()
-        session.save()
+    try:
+        if notes and not damage:
+            session.keep_backup()
+        if notes:
+            session.save()
+    except OSError as error:
+        notes.append(f"what was repaired can not be saved yet: {error.strerror}")
     return session, notes
+
+
+def keep_damaged(path: Path, damage: str) -> str:
+    """Give a damaged file a name of its own, which stays; returns it. Raises SessionError."""
+    for number in itertools.count(1):
+        kept = path.with_suffix(f".damaged{number if number > 1 else ''}")
+        if not os.path.lexists(kept):
+            break
+        if os.path.samestat(kept.lstat(), path.lstat()):  # a save failed since
+            return kept.name
+    try:
+        keep_as(path, kept.name)
+    except OSError as error:
+        raise SessionError(f"{damage}, and can not be kept aside: {error.strerror}") from error
+    return kept.name
+
+
+def unkept_session(path: Path, error: SessionError) -> tuple[Session, list[str]]:
+    """A session whose folder can not be written goes on in memory; other errors are raised."""
+    cause = error.__cause__
+    if not isinstance(cause, OSError) or cause.errno not in UNWRITABLE:
+        raise error
+    (header, healed, notes), damage = or_backup(read_healed, path)
+    notes = [*filter(None, [damage]), *notes, f"{error}; from here on this session is not kept"]
+    return Session(Transcript(healed), header, None), notes
 
 
 def resume_session(
@@ -1418,26 +1559,45 @@ def resume_session(
     *,
     fork: bool = False,
     check: Callable[[Path], None] = lambda path: None,
+    beside: str = "",
 ) -> tuple[Session | None, list[str]]:
     """The session whose id starts with `wanted`, or for "" the newest that can be opened.
 
-    `fork` opens a copy. `check` may raise SessionError to keep a file from being used.
+    `fork` opens a copy. `check` may raise SessionError to keep a file from being used. `beside`
+    is the id of the one that this process has open.
     """
     take = fork_session if fork else open_session
     if wanted:
         path = find_session(folder, wanted)
+        if path.stem == beside:
+            raise SessionError(f"session {beside} is the one that you are in")
         check(path)
         return take(path)
-    entries, notices = list_sessions(folder)
-    for entry in entries:
+    notices, held = [], []
+    for path in newest_first(folder, beside):
         try:
-            check(entry.path)
-            session, notes = take(entry.path)
+            check(path)
+            session, notes = take(path)
         except SessionError as error:
             notices.append(f"skipped: {error}")
+            held += [error] if isinstance(error, HeldSession) else []
             continue
         return session, notices + notes
+    if held and len(held) == len(notices):
+        more = f"; {len(held) - 1} more are open elsewhere too" if held[1:] else ""
+        notices = [f"no session is free: {held[0]} (agent --resume --fork){more}"]
     return None, notices
+
+
+def newest_first(folder: Path, beside: str = "") -> list[Path]:
+    """The session files, without one of this id, by the time of their last change."""
+    found = []
+    for path in folder.glob("*.json"):
+        try:
+            found.append((path.lstat().st_mtime, path.stem, path))
+        except FileNotFoundError:  # another process has just removed it
+            continue
+    return [path for _, stem, path in sorted(found, reverse=True) if stem != beside]
 
 
 def find_session(folder: Path, wanted: str) -> Path:
@@ -1447,9 +1607,24 @@ def find_session(folder: Path, wanted: str) -> Path:
     if len(exact or fitting) == 1:
         return (exact or fitting)[0]
     if not fitting:
-        raise SessionError(f"no session starts with {wanted!r} (agent --sessions lists them)")
+        above = sessions_above(folder.parent.parent, wanted)
+        where = f"here; there is one above: {above}" if above else "(agent --sessions lists them)"
+        raise SessionError(f"no session starts with {wanted!r} {where}")
     ids = ", ".join(path.stem for path in fitting[:5])
     raise SessionError(f"{len(fitting)} sessions start with {wanted!r}: {ids}")
+
+
+def sessions_above(root: Path, wanted: str = "") -> str:
+    """The command that resumes in the nearest folder above with such a session; "" for none."""
+    for folder in root.parents:
+        try:
+            names = os.listdir(folder / ".agent" / "sessions")
+        except OSError:
+            continue
+        found = any(name.endswith(".json") and name.startswith(wanted) for name in names)
+        if found and not state_trouble(folder):
+            return f"agent -C {shlex.quote(str(folder))} --resume {wanted}".rstrip()
+    return ""
 
 
 def run_git(
@@ -1485,13 +1660,182 @@ def tracked_by_git(path: Path, environ: Mapping[str, str]) -> bool:
     return answer is None or answer.returncode != 0 or answer.stdout != b""
 
 
-def fork_session(path: Path) -> tuple[Session, list[str]]:
-    """A copy of a session under a new id; the original is not touched."""
-    header, healed, notes = read_healed(path)
+def fork_session(path: Path, without: int = 0) -> tuple[Session, list[str]]:
+    """A copy of a session, without its last turns, under a new id; the original is not touched."""
+    (header, healed, notes), damage = or_backup(read_healed, path)
+    if damage:
+        notes = [f"{damage}; the copy is made from its backup", *notes]
+    messages = without_turns(header, healed, without)
     kept = {k: v for k, v in header.items() if k not in ("version", "id", "created", "updated")}
-    session = new_session(path.parent, kept, time.time())
-    session.transcript = Transcript(healed)
+    try:
+        session = new_session(path.parent, kept, time.time())
+    except SessionError as error:
+        return unkept_session(path, error)
+    session.transcript = Transcript(messages)
+    try:
+        copy_archive(path, session)
+    except OSError as error:
+        session.close()
+        raise SessionError(f"the archive can not be copied: {error.strerror}") from error
     return session, notes
+
+
+def without_turns(header: dict[str, Any], messages: list[Message], count: int) -> list[Message]:
+    """The messages without those of the last turns, which the header forgets too.
+
+    Raises SessionError for turns that are not there, or no longer.
+    """
+    turns = header.get("turns") or []
+    if not count:
+        return messages
+    if count > len(turns):
+        raise SessionError(f"the session has only {len(turns)} turns")
+    at = turns[-count]
+    if type(at) is not int or not 0 < at < len(messages) or messages[at]["role"] != "user":
+        raise SessionError("that turn was compacted: a copy can not begin there")
+    header["turns"] = turns[:-count]
+    return messages[:at]
+
+
+def copy_archive(path: Path, session: Session) -> None:
+    """Give a copy what compaction removed from the original, and save it. Raises OSError."""
+    archive = path.with_suffix(".archive.jsonl")
+    if session.path is None or not os.path.lexists(archive):
+        return
+    size = session.header.get("archived")  # what is behind that belongs to no compaction
+    data = read_plain(archive)[: size if type(size) is int else None]
+    write_private(session.path.with_suffix(".archive.jsonl"), data)
+    session.save()
+
+
+# What belongs to a session in `sessions/`; `undo/` and `output/` have a folder of its id.
+OF_SESSION = Regex(r"(.+?)(\.json|\.bak|\.damaged\d*|\.lock|\.archive\.jsonl)(\.tmp)?")
+KEPT_DAYS, KEPT_BYTES = 30, 200_000_000
+SessionFile: TypeAlias = "tuple[str, str, os.stat_result]"  # folder in `.agent`, name, what it is
+
+
+def prune_sessions(
+    folder: Path,
+    now: float,
+    *,
+    keep: str = "",
+    days: float = KEPT_DAYS,
+    most: int = KEPT_BYTES,
+) -> str:
+    """Remove old sessions, the oldest first, while all is larger than `most`; a line about it.
+
+    Never a session that a process has open. What a kill left of a save goes too, without a word.
+    Raises OSError and SessionError.
+    """
+    parts = session_parts(folder.parent)
+    sweep_sessions(folder, parts)
+    ages = {ident: last_used(own) for ident, own in parts.items() if ident != keep}
+    old = sorted((at, ident) for ident, at in ages.items() if at < now - days * 86400)
+    sizes = {ident: size_of(folder.parent, own) for ident, own in parts.items()} if old else {}
+    total, removed, troubles = sum(sizes.values()), list[str](), list[str]()
+    for at, ident in old:
+        if total <= most:
+            break
+        try:
+            if remove_session(folder, parts[ident], ident, at):
+                removed.append(ident)
+                total -= sizes[ident]
+        except (OSError, SessionError) as error:
+            troubles.append(f"; {ident} could not be removed: {error}")
+    if not removed and not troubles:
+        return ""
+    freed = sum(sizes[ident] for ident in removed) / 1e6
+    text = f"removed {len(removed)} sessions older than {days:g} days ({freed:.0f} MB)"
+    return f"{text}: all of them held more than {most / 1e6:.0f} MB{''.join(troubles[:1])}"
+
+
+def session_parts(state: Path) -> dict[str, list[SessionFile]]:
+    """By id: the files and folders of each session, also of one whose own file is gone."""
+    found: dict[str, list[SessionFile]] = {}
+    for part in ("undo", "output", "sessions"):
+        for name, told in entries_of(state / part):
+            match = OF_SESSION.fullmatch(name)
+            if part != "sessions" and stat.S_ISDIR(told.st_mode):
+                found.setdefault(name, []).append((part, name, told))
+            elif part == "sessions" and match and stat.S_ISREG(told.st_mode):
+                found.setdefault(match[1], []).append((part, name, told))
+    return found
+
+
+def entries_of(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """What lies in a folder of ours; nothing where there is none, or a link."""
+    try:
+        descriptor = folder_of_ours(folder / "-")
+    except OSError:
+        return
+    try:
+        for name in os.listdir(descriptor):
+            try:
+                told = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            except FileNotFoundError:  # of another process, that has just renamed it
+                continue
+            yield name, told
+    finally:
+        os.close(descriptor)
+
+
+def last_used(own: Iterable[SessionFile]) -> float:
+    """When a session was saved last; where its own file is gone, when any of it was changed."""
+    times = {name: told.st_mtime for _, name, told in own}
+    return next((at for name, at in times.items() if name.endswith(".json")), max(times.values()))
+
+
+def size_of(state: Path, own: Iterable[SessionFile]) -> int:
+    """The bytes of all that belongs to a session."""
+    total = 0
+    for part, name, told in own:
+        inside = [] if part == "sessions" else entries_of(state / part / name)
+        total += told.st_size + sum(inner.st_size for _, inner in inside)
+    return total
+
+
+def sweep_sessions(folder: Path, parts: Mapping[str, Sequence[SessionFile]]) -> None:
+    """Remove half a save that a kill left, and the lock of a session that never began."""
+    for ident, own in parts.items():
+        alone = [row[1] for row in own] == [f"{ident}.lock"]
+        left = own if alone else [row for row in own if row[1].endswith(".tmp")]
+        lock = hold(folder / f"{ident}.lock") if left else None
+        if lock is not None:
+            remove_parts(folder.parent, left)
+            os.close(lock)
+
+
+def remove_session(folder: Path, own: Iterable[SessionFile], ident: str, at: float) -> bool:
+    """Remove all of a session, unless it is open or was used after `at`; whether it was done."""
+    path = folder / f"{ident}.json"
+    lock = hold(path.with_suffix(".lock"))
+    if lock is None:
+        return False
+    try:
+        if os.path.lexists(path) and path.lstat().st_mtime != at:
+            return False
+        ends = (".json", ".lock")  # these last: what a kill leaves is still a session
+        rest = [row for row in own if not row[1].endswith(ends)]
+        remove_parts(folder.parent, [*rest, *(row for row in own if row[1] == path.name)])
+        path.with_suffix(".lock").unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+    return True
+
+
+def remove_parts(state: Path, own: Iterable[SessionFile]) -> None:
+    """Remove files and folders of ours; no link is followed. Raises OSError."""
+    import shutil
+
+    for part, name, told in own:
+        folder = folder_of_ours(state / part / name)
+        try:
+            if stat.S_ISDIR(told.st_mode):
+                shutil.rmtree(name, dir_fd=folder)
+            else:
+                remove_if_there(name, folder)
+        finally:
+            os.close(folder)
 
 
 # == 4. Client ================================================================
@@ -9127,6 +9471,7 @@ LAST_REQUEST = (
 NEARLY_USED = "[note: {used} of {limit} steps are used; come to an end.]"
 REPEATED = "[note: this is the third equal call with an equal result; do something else.]"
 REPEATS_NOTED, REPEATS_ENDED = 3, 5
+MOVED = "[note: this project was at {before} when that was said; it is at {root} now]"
 INTERRUPTED_BY_USER = "[interrupted by the user; it may have had effects]"
 CUT_NOTE = (
     "Your reply was cut at the output limit and nothing of it was run. Work in smaller parts."
@@ -9416,18 +9761,38 @@ class Agent:
 
     def use_session(self, session: Session) -> None:
         """Go on in this session; its system message is built anew."""
-        self.session = session
-        self.hosts, self.approved = set(), []
-        self.workspace.seen = session.header["files"]
+        self.session, header = session, session.header
+        if not isinstance(header.get("turns"), list):  # from elsewhere
+            users = enumerate(message["role"] == "user" for message in self.transcript.messages)
+            header["turns"] = [at for at, is_user in users if is_user]
+        for name, empty in {"title": "", "usage": {}, "files": {}}.items():
+            if not isinstance(header.get(name), type(empty)):
+                header[name] = empty
+        turns = header["turns"]
+        turns[:] = [at if type(at) is int else 0 for at in turns]
+        self.hosts, self.approved, self.notes, self.streak, self.lost = set(), [], [], [], set()
+        self.task, self.compact_floor = self.last_prompt(), 0.0
+        root, before = str(self.workspace.root), header.get("root")
+        if isinstance(before, str) and before not in ("", root):
+            self.notes.append(MOVED.format(before=before, root=root))
+        header.update(root=root, model=self.client.model, base_url=self.client.endpoint)
+        self.client.forget_projection()
+        self.workspace.seen = header["files"]
         state = session.folder.parent if session.folder is not None else None
         if self.shell is not None and state is not None:
             self.shell.output_folder = state / "output" / session.id
         self.workspace.journal.open(state / "undo" / session.id if state is not None else None)
-        turns = session.header["turns"]
-        turns[:] = [at if type(at) is int else 0 for at in turns]
         self.workspace.journal.turn = len(turns)
         self.transcript.mask_with(self.mask)
         self.transcript.set_system(self.system_text())
+
+    def last_prompt(self) -> str:
+        """What the user asked last in this session, "" before the first prompt."""
+        at = (self.session.header["turns"] or [0])[-1]
+        messages = self.transcript.messages
+        if not self.is_prompt(at):  # compacted, and then it is in the hand-over note
+            return ""
+        return str(messages[at]["content"])
 
     def mask(self, text: str) -> str:
         """A text without what is secret: for whatever is shown, saved or sent."""
@@ -11010,9 +11375,167 @@ class Repl:
             return
         show_sessions(self.agent.session.folder, self.screen)
 
+    def do_resume(self, argument: str) -> None:
+        """go on with another session, else the newest that is free: /resume [ID]"""
+        agent = self.agent
+        session = take_session(
+            self.kept().parent,
+            argument,
+            screen=self.screen,
+            ask=agent.ask,
+            environ=agent.workspace.environ,
+            beside=agent.session.id,
+        )
+        if session is None:
+            raise UsageError("there is no other session to go on with (/sessions lists them)")
+        self.switch(session)
+
+    def do_fork(self, argument: str) -> None:
+        """go on in a copy, without the last N turns; files stay as they are: /fork [N]"""
+        if argument and not argument.isdecimal():
+            raise UsageError(f"/fork takes a number of turns, not {argument!r}")
+        path, without = self.kept(), int(argument or 0)
+        if not path.exists():
+            raise UsageError("there is nothing to copy yet")
+        self.agent.session.save()
+        session, notes = fork_session(path, without)
+        for note in notes:
+            self.screen.line(f"agent: {note}")
+        self.switch(session)
+        if without:
+            self.agent.notes.append(FORKED)
+        self.agent.save()
+        self.screen.line(f"the conversation before stays as session {path.stem}")
+
+    def kept(self) -> Path:
+        """The file of this session. Raises UsageError where nothing is kept."""
+        if self.agent.session.path is None:
+            raise UsageError("nothing is kept in this session, so there is no other one")
+        return self.agent.session.path
+
+    def switch(self, session: Session) -> None:
+        """Let go of the present session and go on in another; settings stay."""
+        before = self.agent.session
+        self.agent.use_session(session)
+        before.close()
+        show_resumed(self.agent, self.screen)
+
+    def do_rename(self, argument: str) -> None:
+        """give this session a title: /rename TITLE"""
+        title, session = first_line(clean(argument)), self.agent.session
+        if not title:
+            raise UsageError("it is /rename TITLE")
+        session.header["title"] = title
+        if session.path is not None and session.path.exists():
+            self.agent.save()
+        self.screen.line(f"title: {visible(title)}")
+
+    def do_export(self, argument: str) -> None:
+        """write this session as Markdown into a new file: /export [FILE]"""
+        agent = self.agent
+        path = agent.workspace.safe_path(argument or f"session-{agent.session.id}.md")
+        name = agent.workspace.relative(path)
+        text = agent.mask("\n\n".join(markdown(agent.session)) + "\n")
+        folder = agent.workspace.folder(path)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            file = open(os.open(path.name, flags, 0o600, dir_fd=folder), "wb")
+        except FileExistsError as error:
+            raise UsageError(f"{name} is there already: /export FILE names another") from error
+        finally:
+            os.close(folder)
+        with file:
+            file.write(text.encode("utf-8", "replace"))
+        self.screen.line(
+            f"wrote {visible(name)}; it may hold private things: read it before you share it"
+        )
+
     def do_exit(self, _: str) -> None:
         """leave (also exit, Ctrl-D)"""
         self.leaving = True
+
+
+FORKED = "[note: this is a copy of the conversation without its end; files may have changed since]"
+
+
+def allow_tracked(path: Path, ask: Ask | None, environ: Mapping[str, str]) -> None:
+    """A session that came with the repository is somebody else's words. Raises SessionError."""
+    if not tracked_by_git(path, environ):
+        return
+    text = f"session {path.stem} is tracked by git: it came with the repository. Resume it?"
+    if ask is None or not is_yes(ask(Question("approve", text))):
+        raise SessionError(f"session {path.stem} is tracked by git and needs a human's yes")
+
+
+def take_session(
+    folder: Path,
+    wanted: str,
+    *,
+    screen: Screen,
+    ask: Ask | None,
+    environ: Mapping[str, str],
+    fork: bool = False,
+    beside: str = "",
+) -> Session | None:
+    """A session of this folder, opened, and what there is to say of it. Raises SessionError."""
+    session, notices = resume_session(
+        folder,
+        wanted,
+        fork=fork,
+        check=lambda path: allow_tracked(path, ask, environ),
+        beside=beside,
+    )
+    for notice in notices:
+        screen.line(f"agent: {notice}")
+    return session
+
+
+SHOWN_EXCHANGE = (8, 1000)  # lines and characters of a prompt, and of an answer
+
+
+def show_resumed(agent: Agent, screen: Screen, *, exchange: bool = True) -> None:
+    """Where a session stands that is gone on with, and what was said last in it."""
+    messages, title = agent.transcript.messages, agent.session.header["title"]
+    screen.line(f"agent: going on with {agent.session.id}, {len(messages)} messages: {title}")
+    spoken = [m for m in messages if m["role"] == "assistant" and m["content"]][-1:]
+    if not exchange:
+        return
+    if agent.task:
+        shown = head_and_tail(agent.task, *SHOWN_EXCHANGE)
+        screen.line("> " + shown.replace("\n", "\n  "))
+    for message in spoken:
+        screen.line(head_and_tail(text_of(message["content"]), *SHOWN_EXCHANGE))
+
+
+def markdown(session: Session) -> Iterator[str]:
+    """A session as paragraphs: who said what, with its calls in a line each.
+
+    What compaction removed stands first, and the result of a call is the one before it was clipped.
+    """
+    messages = [*session.archived(), *session.transcript.messages]
+    results: dict[str, str] = {}
+    for message in messages:
+        if message["role"] == "tool":
+            results.setdefault(message["tool_call_id"], text_of(message["content"]))
+    yield f"# {session.header.get('title') or 'A session'}"
+    yield f"Session {session.id}, with {session.header.get('model') or 'no model'}."
+    for message in messages:
+        content = text_of(message.get("content")).strip()
+        if message["role"] in ("system", "tool"):
+            continue
+        by = "User" if message["role"] == "user" else "Assistant"
+        yield f"## {'Hand-over note' if content.startswith(SUMMARY_HEAD.strip()) else by}"
+        if content:
+            yield content
+        rows = [call_row(call, results.get(call["id"], "")) for call in calls_of(message)]
+        if rows:
+            yield "\n".join(rows)
+
+
+def call_row(call: Message, result: str) -> str:
+    """A call and the beginning of its result as an item of a list."""
+    line = call_line(call["function"]["name"], read_json_object(call["function"]["arguments"])[0])
+    return f"- `{line.replace('`', chr(39))}`: {visible(first_line(result))}"
 
 
 def show_sessions(folder: Path, screen: Screen) -> None:
@@ -11020,12 +11543,14 @@ def show_sessions(folder: Path, screen: Screen) -> None:
     entries, notices = list_sessions(folder)
     for entry in entries:
         age = age_text(time.time() - entry.updated)
-        row = f"{entry.id}  {age:>4}  {entry.messages:>4}  {entry.title}"
+        note = f"  [{entry.note}]" if entry.note else ""
+        row = f"{entry.id}  {age:>4}  {entry.messages:>4}  {entry.title}{note}"
         screen.write(screen.out, visible(row) + "\n")
     for notice in notices:
         screen.line(f"agent: {notice}")
     if not entries:
-        screen.line("agent: no sessions in this project yet")
+        above = sessions_above(folder.parent.parent)
+        screen.line(f"agent: no sessions in this project yet{above and f'; above it: {above}'}")
 
 
 def age_text(seconds: float) -> str:
@@ -11063,10 +11588,6 @@ def build_agent(
     agent = Agent(settings, client, workspace, emit=report, ask=guarded(ask) if ask else None)
     agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
     session, trouble = (session, "") if session else begin_session(settings, workspace.root)
-    for name, empty in {"title": "", "usage": {}, "files": {}, "turns": []}.items():
-        if not isinstance(session.header.get(name), type(empty)):
-            session.header[name] = empty
-    session.header.update(root=str(workspace.root), model=client.model, base_url=client.endpoint)
     unwalled = agent.set_walls()
     agent.use_session(session)
     report("init", **init_event(agent))
@@ -11293,6 +11814,9 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     agent = build_agent(settings, emit=emit, ask=ask, session=session, sleep=screen.countdown)
     flags.began = True
     try:
+        if session is not None:
+            show_resumed(agent, screen, exchange=not one_shot)
+        prune_at_start(agent)
         if one_shot:
             return run_once(agent, prompt, screen, flags.output_format)
         return run_repl(agent, person)
@@ -11355,15 +11879,6 @@ def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settin
     )
 
 
-def allow_tracked(path: Path, ask: Ask | None, environ: Mapping[str, str]) -> None:
-    """A session that came with the repository is somebody else's words. Raises SessionError."""
-    if not tracked_by_git(path, environ):
-        return
-    text = f"session {path.stem} is tracked by git: it came with the repository. Resume it?"
-    if ask is None or not is_yes(ask(Question("approve", text))):
-        raise SessionError(f"session {path.stem} is tracked by git and needs a human's yes")
-
-
 def choose_session(
     settings: Settings,
     flags: argparse.Namespace,
@@ -11378,18 +11893,31 @@ def choose_session(
         return None
     if not settings.save_session:
         raise UsageError("--no-session and --resume exclude each other")
-    folder = state_folder(root) / "sessions"
-    session, notices = resume_session(
-        folder,
-        flags.resume,
-        fork=flags.fork,
-        check=lambda path: allow_tracked(path, ask, environ_of_ours(settings.environ, root)),
+    if trouble := state_trouble(root):
+        raise SessionError(trouble)
+    folder = root / ".agent" / "sessions"
+    environ = environ_of_ours(settings.environ, root)
+    session = take_session(
+        folder, flags.resume, screen=screen, ask=ask, environ=environ, fork=flags.fork
     )
     if session is None:
-        notices.append("nothing to resume; this is a new session")
-    for notice in notices:
-        screen.line(f"agent: {notice}")
+        above = "" if any(folder.glob("*.json")) else sessions_above(root)
+        found = f" here, but above: {above}" if above else ""
+        screen.line(f"agent: nothing to resume{found}; this is a new session")
     return session
+
+
+def prune_at_start(agent: Agent) -> None:
+    """Remove what is old and too much; said in one line, as is a failure."""
+    session = agent.session
+    if session.folder is None:
+        return
+    try:
+        text = prune_sessions(session.folder, time.time(), keep=session.id)
+    except (OSError, SessionError) as error:
+        text = f"old sessions could not be removed: {error}"
+    if text:
+        agent.emit("notice", level="info", text=text)
 
 
 def read_prompt(words: Sequence[str], stdin: Any) -> str:
