@@ -10723,7 +10723,7 @@ class Agent:
         self.keep(lambda: self.session.save(sync=sync))
 
     def keep(
-        self, action: Callable[[], None], trouble: str = "the session can not be saved"
+        self, action: Callable[[], None], trouble: str = "the session in .agent can not be saved"
     ) -> None:
         """Carry out a write of the session's own files; what fails is reported once."""
         try:
