@@ -1505,7 +1505,8 @@ def open_session(path: Path) -> tuple[Session, list[str]]:
         return unkept_session(path, error)
     if lock is None:
         holder = read_plain(path.with_suffix(".lock")).decode("ascii", "replace").strip()
-        raise HeldSession(f"session {path.stem} is open in process {holder}; --fork makes a copy")
+        where = f"process {holder}" if holder else "another process"
+        raise HeldSession(f"session {path.stem} is open in {where}; --fork makes a copy")
     session = None
     try:
         (header, healed, notes), damage = or_backup(read_healed, path)
@@ -1789,8 +1790,8 @@ def size_of(state: Path, own: Iterable[SessionFile]) -> int:
     """The bytes of all that belongs to a session."""
     total = 0
     for part, name, told in own:
-        inside = [] if part == "sessions" else entries_of(state / part / name)
-        total += told.st_size + sum(inner.st_size for _, inner in inside)
+        files = [(name, told)] if part == "sessions" else entries_of(state / part / name)
+        total += sum(file.st_size for _, file in files)
     return total
 
 
@@ -11299,6 +11300,7 @@ class Repl:
             self.screen.line(f"/{name:10} {getattr(self, f'do_{name}').__doc__}")
         self.screen.line("!command    run a shell command yourself; the model sees its output")
         self.screen.line("Ctrl-C      ends the turn; Ctrl-D leaves")
+        self.screen.line("Up          what was typed before, in all sessions of this project")
 
     def do_model(self, argument: str) -> None:
         """show or change the model: /model [ID]"""
@@ -11497,14 +11499,15 @@ def show_resumed(agent: Agent, screen: Screen, *, exchange: bool = True) -> None
     """Where a session stands that is gone on with, and what was said last in it."""
     messages, title = agent.transcript.messages, agent.session.header["title"]
     screen.line(f"agent: going on with {agent.session.id}, {len(messages)} messages: {title}")
-    spoken = [m for m in messages if m["role"] == "assistant" and m["content"]][-1:]
     if not exchange:
         return
+    began = (agent.session.header["turns"] or [0])[-1]
+    spoken = [m for m in messages[began:] if m["role"] == "assistant" and m["content"]][-1:]
     if agent.task:
         shown = head_and_tail(agent.task, *SHOWN_EXCHANGE)
         screen.line("> " + shown.replace("\n", "\n  "))
-    for message in spoken:
-        screen.line(head_and_tail(text_of(message["content"]), *SHOWN_EXCHANGE))
+    answer = text_of(spoken[0]["content"]) if spoken else "(no answer yet)"
+    screen.line(head_and_tail(answer, *SHOWN_EXCHANGE))
 
 
 def markdown(session: Session) -> Iterator[str]:
@@ -11519,12 +11522,16 @@ def markdown(session: Session) -> Iterator[str]:
             results.setdefault(message["tool_call_id"], text_of(message["content"]))
     yield f"# {session.header.get('title') or 'A session'}"
     yield f"Session {session.id}, with {session.header.get('model') or 'no model'}."
+    spoke = ""
     for message in messages:
         content = text_of(message.get("content")).strip()
         if message["role"] in ("system", "tool"):
             continue
         by = "User" if message["role"] == "user" else "Assistant"
-        yield f"## {'Hand-over note' if content.startswith(SUMMARY_HEAD.strip()) else by}"
+        by = "Hand-over note" if content.startswith(SUMMARY_HEAD.strip()) else by
+        if by != spoke:
+            yield f"## {by}"
+        spoke = by
         if content:
             yield content
         rows = [call_row(call, results.get(call["id"], "")) for call in calls_of(message)]
@@ -11814,12 +11821,12 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     agent = build_agent(settings, emit=emit, ask=ask, session=session, sleep=screen.countdown)
     flags.began = True
     try:
-        if session is not None:
-            show_resumed(agent, screen, exchange=not one_shot)
         prune_at_start(agent)
-        if one_shot:
-            return run_once(agent, prompt, screen, flags.output_format)
-        return run_repl(agent, person)
+        if not one_shot:
+            return run_repl(agent, person, resumed=session is not None)
+        if session is not None:
+            show_resumed(agent, screen, exchange=False)
+        return run_once(agent, prompt, screen, flags.output_format)
     finally:
         ignore_signals()
         agent.close()
@@ -11989,10 +11996,12 @@ def show_refusal(row: Mapping[str, Any], screen: Screen) -> None:
         screen.line(f"agent:   no --allow rule can permit it{flag}")
 
 
-def run_repl(agent: Agent, person: Person) -> int:
+def run_repl(agent: Agent, person: Person, *, resumed: bool = False) -> int:
     """The interactive session; says at its end how to come back."""
     screen = person.screen
     screen.line(f"agent {__version__}, {agent.client.model}, mode {agent.mode}; /help for commands")
+    if resumed:
+        show_resumed(agent, screen)
     code = Repl(agent, person).run()
     if agent.session.path is not None and agent.session.path.exists():
         screen.line(f"to come back: agent --resume {agent.session.id}")

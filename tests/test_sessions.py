@@ -22,10 +22,13 @@ from agent import (
     Transcript,
     allow_tracked,
     build_agent,
+    fork_session,
+    hold,
     list_sessions,
     new_session,
     open_session,
     problems,
+    prune_sessions,
     read_session,
     resume_session,
     state_folder,
@@ -1007,3 +1010,221 @@ def test_all_that_start_at_once_in_a_new_project_get_its_folder(tmp_path):
         with ThreadPoolExecutor(4) as pool:
             assert set(pool.map(state_folder, [root] * 4)) == {root / ".agent"}
         assert set((root / ".agent/.gitignore").read_text().splitlines()) == {"*"}
+
+
+# -- the backup of a damaged file ----------------------------------------------------------------
+
+DAMAGED = [
+    pytest.param(b"", id="empty"),
+    pytest.param(b'{"version": 1, "messages": [\n{"role": "us', id="cut"),
+    pytest.param(b'{"name": "foreign", "version": "1.0"}', id="foreign"),
+    pytest.param(b"[1, 2]", id="foreign list"),
+    pytest.param(NESTED.encode(), id="nested"),
+]
+
+
+@pytest.mark.parametrize("wanted", ["", OLD], ids=["newest", "by id"])
+@pytest.mark.parametrize("data", DAMAGED)
+def test_a_damaged_session_goes_on_from_its_backup_and_is_kept(folder, data, wanted):
+    path = stored(folder, OLD)
+    path.rename(path.with_suffix(".bak"))
+    path.write_bytes(data)
+    session, [notice] = resume_session(folder, wanted)
+    assert session is not None
+    session.close()
+    assert (session.id, session.transcript.messages, loaded(path)["messages"]) == (OLD, TALK, TALK)
+    assert path.with_suffix(".damaged").read_bytes() == data
+    assert path.name in notice and "backup" in notice and f"{OLD}.damaged" in notice
+
+
+def test_a_second_damaged_file_does_not_take_the_place_of_the_first(folder):
+    path = stored(folder, OLD)
+    shutil.copy(path, path.with_suffix(".bak"))
+    for data in (b"one", b"two"):
+        path.write_bytes(data)
+        open_session(path)[0].close()
+    kept = [path.with_suffix(end).read_bytes() for end in (".damaged", ".damaged2")]
+    assert kept == [b"one", b"two"]
+
+
+def test_a_copy_of_a_damaged_session_is_made_from_its_backup_and_touches_nothing(folder):
+    path = stored(folder, OLD)
+    shutil.copy(path, path.with_suffix(".bak"))
+    path.write_bytes(b"")
+    fork = forked(folder)
+    fork.close()
+    assert (fork.transcript.messages, path.read_bytes()) == (TALK, b"")
+    assert not path.with_suffix(".damaged").exists()
+
+
+@pytest.mark.parametrize("cut", [None, 24], ids=["whole", "cut"])
+def test_a_newer_version_is_not_replaced_by_its_backup(folder, cut):
+    path = stored(folder, OLD)
+    shutil.copy(path, path.with_suffix(".bak"))
+    data = b'{"version": 2, "messages": {"shape": "unknown"}}'[:cut]
+    path.write_bytes(data)
+    with pytest.raises(SessionError, match="newer version"):
+        open_session(path)
+    assert path.read_bytes() == data
+
+
+def test_when_the_backup_is_bad_too_both_are_named(folder):
+    path = stored(folder, OLD)
+    path.write_bytes(b"")
+    path.with_suffix(".bak").write_bytes(b"{}")
+    with pytest.raises(SessionError, match=rf"{OLD}.json .*{OLD}.bak "):
+        open_session(path)
+    assert path.read_bytes() == b""
+
+
+# -- long lists, long sessions -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spoil, note, count",
+    [
+        pytest.param(lambda data: data, "", 3, id="sound"),
+        pytest.param(lambda data: json.dumps(json.loads(data), indent=1).encode(), "", 3, id="jq"),
+        pytest.param(lambda data: data[:-4], "damaged", 3, id="cut"),
+        pytest.param(lambda data: data.replace(b"hello", b"\0" * 5), "damaged", 3, id="torn"),
+    ],
+)
+def test_the_list_counts_the_messages_and_sees_damage(folder, spoil, note, count):
+    session, _ = open_session(stored(folder, OLD))
+    session.save()
+    session.keep_backup()
+    session.save()
+    session.close()
+    path = folder / f"{OLD}.json"
+    path.write_bytes(spoil(path.read_bytes()))
+    [entry], notices = list_sessions(folder)
+    assert (entry.messages, entry.note.split(";")[0], notices) == (count, note, [])
+
+
+def test_an_answer_in_the_middle_is_all_that_is_encoded_again():
+    transcript = Transcript(TALK)
+    calls = [{"id": f"c{n}", "function": {"name": "x", "arguments": "{}"}} for n in range(9)]
+    transcript.add_reply({"role": "assistant", "content": None, "tool_calls": calls})
+    before = list(transcript.encodings())
+    transcript.answer("c3", "done")
+    after = list(transcript.encodings())
+    assert [at for at in range(len(after)) if after[at] is not before[at]] == [7]
+    transcript.replace([SYSTEM, {"role": "user", "content": "note"}, *transcript.messages[3:]])
+    assert all(a is b for a, b in zip(transcript.encodings()[2:], after[3:], strict=True))
+
+
+# -- locks and files of sessions that are gone ---------------------------------------------------
+
+
+def test_a_lock_whose_file_is_removed_meanwhile_is_taken_anew(folder, child):
+    script = "import sys, agent, pathlib; print(agent.hold(pathlib.Path(sys.argv[1])), flush=True)"
+    path = folder / f"{OLD}.lock"
+    first = hold(path)
+    path.unlink()
+    second = hold(path)
+    assert first is not None and second is not None
+    assert child(script, path).communicate(timeout=60)[0] == "None\n"
+    os.close(first)
+    os.close(second)
+
+
+def old_session(folder: Path, ident: str, days: float, size: int = 1000) -> list[Path]:
+    """All that belongs to a session that was used last some days before NOW."""
+    path = stored(folder, ident)
+    files = [path, *(path.with_suffix(end) for end in (".bak", ".damaged", ".archive.jsonl"))]
+    for part in ("undo", "output"):
+        inner = folder.parent / part / ident
+        inner.mkdir(parents=True)
+        files.append(inner / "x")
+    for file in files[1:]:
+        file.write_bytes(b"x" * size)
+    os.utime(path, (NOW - days * 86400,) * 2)
+    return files
+
+
+def test_the_oldest_sessions_go_with_all_that_is_theirs_until_the_rest_is_small_enough(folder):
+    oldest, older, fresh = (
+        old_session(folder, ident, days) for ident, days in ((NEW, 50), (OLD, 40), (MIDDLE, 29))
+    )
+    line = prune_sessions(folder, NOW, most=13_000)
+    there = [all(map(Path.exists, files)) for files in (oldest, older, fresh)]
+    assert there == [False, True, True] and not any(map(Path.exists, oldest))
+    assert "1 session" in line and "\n" not in line
+    assert prune_sessions(folder, NOW, most=13_000) == ""
+    prune_sessions(folder, NOW, most=0)
+    assert [any(map(Path.exists, files)) for files in (oldest, older, fresh)] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_what_is_open_kept_or_behind_a_link_is_not_pruned(folder, child, tmp_path):
+    held, kept = old_session(folder, OLD, 50), old_session(folder, NEW, 50)
+    assert child(HOLD, held[0]).stdout.readline() == "held\n"
+    os.utime(held[0], (NOW - 50 * 86400,) * 2)
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("x")
+    (folder.parent / "undo" / MIDDLE).symlink_to(tmp_path / "precious")
+    assert prune_sessions(folder, NOW, keep=NEW, most=0) == ""
+    assert all(map(Path.exists, [*held, *kept, tmp_path / "precious" / "file"]))
+
+
+def test_folders_of_sessions_that_are_gone_are_pruned_too(folder):
+    files = old_session(folder, OLD, 50)
+    for file in files[:4]:
+        file.unlink()
+    for file in files[4:]:
+        os.utime(file.parent, (NOW - 50 * 86400,) * 2)
+    assert prune_sessions(folder, NOW, most=0) != ""
+    assert not any(file.parent.exists() for file in files[4:])
+
+
+def test_half_a_save_is_gone_after_the_next_start_but_not_that_of_an_open_session(folder):
+    session, _ = open_session(stored(folder, OLD))
+    left = [folder / f"{ident}.json.tmp" for ident in (OLD, NEW)]
+    for path in left:
+        path.write_text("{")
+    assert prune_sessions(folder, NOW) == ""
+    assert [path.exists() for path in left] == [True, False]
+    session.close()
+
+
+def test_a_copy_ends_before_the_last_turns_and_has_the_archive(folder):
+    more = [*TALK, {"role": "user", "content": "more"}, {"role": "assistant", "content": "done"}]
+    path = stored(folder, OLD, more, turns=[1, 3], archived=4)
+    path.with_suffix(".archive.jsonl").write_bytes(b"{}\n\ncut off")
+    fork, _ = fork_session(path, 1)
+    fork.close()
+    assert (fork.transcript.messages, fork.header["turns"]) == (TALK, [1])
+    assert (folder / f"{fork.id}.archive.jsonl").read_bytes() == b"{}\n\n"
+    with pytest.raises(SessionError, match="2 turns"):
+        fork_session(path, 3)
+
+
+def test_a_session_in_a_folder_above_is_named(tmp_path, folder):
+    stored(folder, OLD)
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    with FlakyServer(["done"]) as server:
+        listed = run_agent(server.url, inner, "--sessions")
+        by_id = run_agent(server.url, inner, f"--resume={OLD}", "hi")
+        told = run_agent(server.url, inner, "--resume", "hi")
+    assert f"agent -C {tmp_path} --resume" in told
+    assert str(tmp_path) in listed and str(tmp_path) in by_id
+    assert len(server.requests) == 1
+
+
+def test_the_model_is_told_once_that_the_project_moved(tmp_path, folder):
+    session, _ = open_session(stored(folder, OLD, root="/old/place"))
+    with FlakyServer(["one", "two"]) as server:
+        made = new_agent(server.url, tmp_path, session)
+        made.run("go on")
+        made.run("and now")
+        made.close()
+    told = [
+        message["content"]
+        for message in server.requests[1]["messages"]
+        if message["role"] == "user"
+    ]
+    assert ["/old/place" in text and str(tmp_path) in text for text in told] == [False, True, False]

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import stat
 import termios
 import time
 from pathlib import Path
@@ -793,3 +794,42 @@ def test_no_file_is_left_in_the_home_folder_but_the_history(terminal, home: Path
         [".config", ".local"],
         [".local", ".config"],
     )
+
+
+def test_another_session_is_gone_on_with_and_the_first_is_free(terminal, workspace):
+    put_session(workspace, "20260101-100000-aaaa", talk("an older question", "its answer"))
+    with FlakyServer(["PONG", "PANG", "PENG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "ping")
+        screen.expect("PONG")
+        ask(screen, "/resume")
+        assert "> an older question" in screen.expect("its answer")
+        ask(screen, "go on")
+        screen.expect("PANG")
+        ask(screen, "/fork 1")
+        screen.expect("stays as session 20260101-100000-aaaa")
+        ask(screen, "differently")
+        screen.expect("PENG")
+        leave(screen)
+    sent = [prompts(request) for request in server.requests]
+    assert sent[:2] == [["ping"], ["an older question", "go on"]]
+    assert (sent[2][0], sent[2][-1].split("\n")[-1]) == ("an older question", "differently")
+    assert len(session_files(workspace)) == 3
+
+
+def test_a_session_is_named_and_exported_once(terminal, workspace):
+    script = [call("read_file", path="missing.txt"), "PONG"]
+    with FlakyServer(script) as server:
+        screen = terminal(server=server)
+        ask(screen, "ping")
+        screen.expect("PONG")
+        for line, shown in {"/rename A title": "title: A title", "/export x.md": "private"}.items():
+            ask(screen, line)
+            screen.expect(shown)
+        ask(screen, "/export x.md")
+        screen.expect("there already")
+        leave(screen)
+    text = (workspace / "x.md").read_text()
+    assert (text.startswith("# A title\n"), text.endswith("PONG\n")) == (True, True)
+    assert "## User\n\nping\n\n## Assistant\n\n- `read_file(missing.txt)`: error: " in text
+    assert stat.S_IMODE((workspace / "x.md").stat().st_mode) == 0o600
