@@ -1303,6 +1303,7 @@ class Session:
         self.header = dict(header)  # the keys before "messages"; unknown ones are kept
         self.folder = folder
         self.lock: int | None = None
+        self.damaged = False  # the file still is what could not be read: no backup of that
 
     @property
     def id(self) -> str:
@@ -1329,10 +1330,11 @@ class Session:
         lines[0] = f"{head}{MESSAGES}{lines[0]}"
         lines[-1] += "\n]}\n"
         write_private(self.path, ",\n".join(lines), sync=sync)
+        self.damaged = False
 
     def keep_backup(self) -> None:
         """Keep the session as it stands when a turn begins; the rename in save() parts the two."""
-        if self.path is not None and self.path.exists():
+        if self.path is not None and self.path.exists() and not self.damaged:
             keep_as(self.path, f"{self.id}.bak")
 
     def archive(self, messages: Iterable[Message]) -> None:
@@ -1518,11 +1520,10 @@ def open_session(path: Path) -> tuple[Session, list[str]]:
     finally:
         if session is None:
             os.close(lock)
-    session.lock = lock
+    session.lock, session.damaged = lock, bool(damage)
     try:
-        if notes and not damage:
-            session.keep_backup()
         if notes:
+            session.keep_backup()
             session.save()
     except OSError as error:
         notes.append(f"what was repaired can not be saved yet: {error.strerror}")

@@ -1037,6 +1037,19 @@ def test_a_damaged_session_goes_on_from_its_backup_and_is_kept(folder, data, wan
     assert path.name in notice and "backup" in notice and f"{OLD}.damaged" in notice
 
 
+def test_a_backup_is_not_replaced_by_the_damaged_file_while_the_disk_refuses(folder):
+    path = stored(folder, OLD)
+    shutil.copy(path, path.with_suffix(".bak"))
+    path.write_bytes(b"")
+    give_back = refuse_writes(path, "a folder")
+    session, notices = open_session(path)
+    session.keep_backup()
+    give_back()
+    session.close()
+    assert (len(notices), loaded(path.with_suffix(".bak"))["messages"]) == (2, TALK)
+    assert path.with_suffix(".damaged").read_bytes() == b""
+
+
 def test_a_second_damaged_file_does_not_take_the_place_of_the_first(folder):
     path = stored(folder, OLD)
     shutil.copy(path, path.with_suffix(".bak"))
