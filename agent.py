@@ -1746,9 +1746,9 @@ def prune_sessions(
             troubles.append(f"; {ident} could not be removed: {error}")
     if not removed and not troubles:
         return ""
-    freed = sum(sizes[ident] for ident in removed) / 1e6
-    text = f"removed {len(removed)} sessions older than {days:g} days ({freed:.0f} MB)"
-    return f"{text}: all of them held more than {most / 1e6:.0f} MB{''.join(troubles[:1])}"
+    freed, count = sum(sizes[ident] for ident in removed) / 1e6, len(removed)
+    text = f"pruned {count} session{'s' * (count != 1)} older than {days:g} days ({freed:.0f} MB)"
+    return f"{text}: all together held more than {most / 1e6:.0f} MB{''.join(troubles[:1])}"
 
 
 def session_parts(state: Path) -> dict[str, list[SessionFile]]:
