@@ -2610,6 +2610,10 @@ class Client:
         )
         self.emit("notice", level="warning", text=text)
 
+    def learn_window(self, limit: int) -> None:
+        """An overflow told the window; a smaller one that is known stands."""
+        self.window = min(filter(None, (limit, self.window)), default=0)
+
     def _compare(self, reply: Reply) -> None:
         """T8: where a request parts from the one before, kept when the server's cache shows it."""
         if self.quiet:
@@ -9761,7 +9765,7 @@ class Agent:
         try:
             return self.metering(self.client.complete(self.transcript, self.tools_json, offered))
         except ContextOverflow as error:
-            self.client.window = error.limit or self.client.window
+            self.client.learn_window(error.limit)
             if not self.compact(by_itself=True, refused=True):
                 raise AgentError(f"{error}; {self.figures()}") from error
             self.emit("notice", level="warning", text=f"{error}; asking again, compacted")
@@ -10374,7 +10378,8 @@ class Agent:
         made = made if after < before else work.messages
         poor = before - after < POOR_SHARE * before
         self.poor = self.poor + 1 if poor else 0
-        self.compact_floor = 1.1 * work.load(made) if poor else 0.0
+        load = work.load(made)
+        self.compact_floor = 1.1 * load if poor or load > 1 else 0.0
         if made is work.messages:
             text = "nothing to compact: what there is can not be made shorter; nothing was changed"
             self.emit("notice", level="warning", text=text)
@@ -10702,7 +10707,7 @@ class Compaction:
         try:
             return self.in_pieces(messages, 1, client.clock() + seconds)
         except ContextOverflow as error:
-            client.window = error.limit or client.window
+            client.learn_window(error.limit)
         except TryLater:
             if client.clock() + 1 < client.deadline:  # not for want of time
                 raise
@@ -10736,7 +10741,9 @@ class Compaction:
         told = text_of(reply.message["content"]).strip()
         if reply.message.get("tool_calls") or reply.announced or reply.end != "complete":
             raise ProviderError("it called a tool, or was cut")
-        if not NO_WORDS.sub("", EMPTY_LINES.sub("", told)) or REFUSAL.search(told):
+        own = SUMMARY_PROMPT.splitlines()
+        rest = "\n".join(line for line in told.splitlines() if line.strip() not in own)
+        if not NO_WORDS.sub("", EMPTY_LINES.sub("", rest)) or REFUSAL.search(told):
             raise ProviderError("it is empty or a refusal")
         return told
 

@@ -1237,6 +1237,157 @@ def test_the_notes_of_the_project_stay_after_a_compaction(stage: Callable[..., S
     assert "Always use tabs." in one.sent()[0]["content"]
 
 
+def silent(request: Any) -> dict[str, Any]:
+    """A note that does not come to its end."""
+    return {"text": "NOTE", "hold_after": 1}
+
+
+def compacting(stage: Callable[..., Stage], note: Any, steps: int = 8, **more: Any) -> Stage:
+    """A stage whose model works, and answers a request for a note by what `note` makes of it."""
+    work = long_task(steps)
+
+    def model(request: Any) -> Any:
+        return work(request) if "tools" in request else note(request)
+
+    return stage(itertools.repeat(model), tools=[echo], **{"compact_at": 20_000.0, **more})
+
+
+def note_request(request: Any) -> str:
+    """What a request for a note asks."""
+    return str(request["messages"][1]["content"])
+
+
+def test_a_note_that_takes_too_long_is_asked_for_once_more_with_half_the_text(
+    stage: Callable[..., Stage],
+) -> None:
+    one = compacting(stage, silent, steps=3)
+    one.agent.summary_seconds = 0.4
+    assert one.run("the task").status == "done"
+    first, second = map(note_request, compactions(one)[:2])
+    assert len(second) < len(first) * 0.75
+    assert "bare facts" in one.messages[1]["content"] and len(one.of("compacted")) == 1
+
+
+def test_a_text_larger_than_the_window_is_summed_up_in_pieces(stage: Callable[..., Stage]) -> None:
+    notes = (f"NOTE {n}" for n in itertools.count(1))
+    one = compacting(stage, lambda _: next(notes), compact_at=0.0, context=9000)
+    one.agent.transcript.replace([*one.messages, *talk_of(30)])
+    one.agent.compact("the colour")
+    asked = [note_request(request) for request in compactions(one)]
+    assert 1 < len(asked) <= 8 and max(map(len, asked)) < 9000 * 4
+    assert all("Keep above all: the colour" in text for text in asked)
+    assert ["Your note so far" in text for text in asked] == [n > 0 for n in range(len(asked))]
+    assert f"NOTE {len(asked)}" in one.messages[1]["content"]
+
+
+def talk_of(rounds: int) -> list[dict[str, Any]]:
+    """So many questions with long answers."""
+    pairs = [({"role": "user"}, f"q{n}?"), ({"role": "assistant"}, f"a{n} {BIG}")][:0]
+    for n in range(rounds):
+        pairs += [({"role": "user"}, f"question {n}"), ({"role": "assistant"}, f"a{n} {BIG}")]
+    return [{**role, "content": text} for role, text in pairs]
+
+
+def test_what_the_user_said_stands_word_for_word_after_three_compactions(
+    stage: Callable[..., Stage],
+) -> None:
+    one = compacting(stage, lambda _: "NOTE", compact_at=0.0)
+    for n in range(3):
+        one.agent.transcript.replace([*one.messages, *talk_of(4)])
+        one.run(f"prompt {n}\nwith a second line")
+        one.agent.compact()
+    whole = "\n".join(users(one.messages))
+    assert all(f"prompt {n}\nwith a second line" in whole for n in range(3))
+    assert whole.count("question 0") == 3 and whole.count("[Hand-over note") == 1
+
+
+def test_old_results_are_clipped_before_a_note_is_asked_for(stage: Callable[..., Stage]) -> None:
+    big = {"call": "bash", "arguments": {"command": "seq 1 3000"}}
+    small = itertools.count()
+    quiet = [run_bash(f"echo {n}") for n in itertools.islice(small, 4)]
+    one = stage(
+        [*[big | {"arguments": {"command": f"seq {n} 3000"}} for n in range(6)], *quiet] + ["done"],
+        compact_at=70_000.0,
+    )
+    one.run("the task")
+    [event] = one.of("compacted")
+    assert compactions(one) == [] and event["messages_before"] == event["messages_after"]
+    texts = results(one.messages)
+    assert ["not shown" in text and len(text) <= 1000 for text in texts[:3]] == [True] * 3
+    assert "read_file .agent/output/" in texts[0] or "recall(query)" in texts[0]
+    whole = [text for text in results(list(one.agent.session.archived())) if len(text) > 10_000]
+    assert len(whole) >= 3 and one.agent.session.header["turns"] == [1]
+
+
+def test_one_giant_batch_of_results_is_clipped_and_sent_again(stage: Callable[..., Stage]) -> None:
+    calls = {"calls": [{"name": "bash", "arguments": {"command": f"seq {n} 9999"}} for n in "123"]}
+    overflow = {"fault": "context_overflow"}
+    one = stage([calls, overflow, "done"], compact_at=0.0)
+    assert one.run("the task").text == "done"
+    assert max(map(len, results(one.sent()))) < 10_000 and users(one.sent()) == ["the task"]
+
+
+def test_a_fixed_part_over_the_window_ends_with_figures(stage: Callable[..., Stage]) -> None:
+    Path(stage([]).root, "AGENTS.md").write_text("rule\n" * 3000)
+    one = stage(itertools.repeat({"fault": "context_overflow"}), context=4000)
+    result = one.run("hi")
+    assert (result.status, result.exit_code, len(one.server.requests)) == ("error", 1, 1)
+    last = one.of("notice")[-1]["text"]
+    assert all(word in last for word in ("4000", "AGENTS.md: 3", "--context", "--tools"))
+
+
+def test_a_count_of_the_server_decides_when_it_can_be_true(stage: Callable[..., Stage]) -> None:
+    told = [say("a", "b") | {"usage": {"prompt_tokens": n}} for n in (9000, 3, 10**7)]
+    one = stage([*told[1:], "one", *told, "NOTE", "two", "three"], tools=[echo], context=11_000)
+    one.run("prompt")
+    assert one.of("compacted") == []
+    one.agent.transcript.replace([*one.messages, *talk_of(3)])
+    one.run("prompt")
+    assert len(one.of("compacted")) <= 1
+
+
+def test_the_messages_of_a_request_begin_with_those_of_the_one_before(
+    stage: Callable[..., Stage],
+) -> None:
+    steps = [say(f"{n}", name="act" if n % 3 else "echo") for n in range(60)]
+    one = stage([*steps, "done"], tools=[echo, act])
+    assert one.run().text == "done"
+    for before, after in itertools.pairwise(one.server.requests):
+        head = before.raw[: before.raw.rindex(b"]}")]
+        assert after.raw.startswith(head)
+    assert (one.agent.client.differs, one.agent.client.cache_fell) == (None, "")
+
+
+def cached(text: str, tokens: int) -> dict[str, Any]:
+    """A reply whose prompt was cached so far."""
+    return {"text": text, "usage": {"prompt_tokens_details": {"cached_tokens": tokens}}}
+
+
+def test_the_first_message_that_differs_is_named_when_the_cache_is_lost(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage([cached("a", 900), cached("b", 0), cached("c", 900), cached("d", 0)])
+    one.run("one")
+    one.run("two")
+    assert one.agent.client.cache_fell == "nothing differs: the server dropped its cache"
+    one.run("three")
+    one.agent.transcript.messages[2] = {"role": "assistant", "content": "other"}
+    one.run("four")
+    fell = one.agent.client.cache_fell
+    assert fell == "message 2 (assistant) differs from the request before"
+
+
+def test_recall_finds_what_fits_best_in_what_was_removed(stage: Callable[..., Stage]) -> None:
+    one = stage(["NOTE"], tools=[echo], compact_at=0.0)
+    recall = one.agent.tools["recall"].function
+    assert "nothing was removed" in recall("zebra")
+    odd = {"role": "assistant", "content": f"The Zebra is in stripes.py:12.\n{BIG}"}
+    one.agent.transcript.replace([*one.messages, *talk_of(3), odd, *talk_of(8)])
+    one.agent.compact()
+    assert recall("ZEBRA stripes.py").startswith("[message 7, assistant]\nThe Zebra is in")
+    assert "no passage" in recall("giraffe") and "not shown" not in recall("word")
+
+
 # -- hooks
 
 
