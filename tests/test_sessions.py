@@ -42,14 +42,14 @@ OLD, MIDDLE, NEW = "20250101-101010-aaaa", "20250102-101010-bbbb", "20250103-101
 # What a second process does; each says a word when it is ready.
 HOLD = """
 import sys, agent, pathlib
-session, notes = agent.open_session(pathlib.Path(sys.argv[1]))
+session, notes = open_session(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.readline()
 session.close()
 """
 SAVE_FOR_EVER = """
 import sys, agent, pathlib
-session, notes = agent.open_session(pathlib.Path(sys.argv[1]))
+session, notes = open_session(pathlib.Path(sys.argv[1]))
 while True:
     session.transcript.add_user("x" * 1000)
     session.save()
@@ -60,7 +60,7 @@ import sys, agent, pathlib
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(15):
-    session = agent.new_session(pathlib.Path(sys.argv[1]), {}, float(sys.argv[2]))
+    session = new_session(pathlib.Path(sys.argv[1]), {}, float(sys.argv[2]))
     session.save()
     print(session.id, flush=True)
     session.close()
@@ -871,13 +871,13 @@ def test_the_backup_is_the_session_as_it_stood_when_the_last_turn_began(tmp_path
 
 
 def test_what_a_crash_left_in_the_archive_does_not_count_and_is_cut_off(folder):
-    session = agent.new_session(folder, {}, 0.0)
+    session = new_session(folder, {}, 0.0)
     session.transcript.replace(TALK)
     session.archive(TALK[:1])
     session.save()
     session.archive(TALK[1:2])
     session.close()
-    again, _ = agent.open_session(session.path)
+    again, _ = open_session(session.path)
     assert list(again.archived()) == TALK[:1]
     again.archive(TALK[2:3])
     assert list(again.archived()) == [TALK[0], TALK[2]]
