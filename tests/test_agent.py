@@ -1301,9 +1301,9 @@ def test_what_the_user_said_stands_word_for_word_after_three_compactions(
 
 
 def test_old_results_are_clipped_before_a_note_is_asked_for(stage: Callable[..., Stage]) -> None:
-    steps = [run_bash(f"seq {n} 3000") for n in range(1, 7)]
+    steps = [run_bash(f"seq {n} 3000") for n in range(1, 8)]
     steps += [run_bash(f"echo {n}") for n in range(3)]
-    one = stage([*steps, "done"], compact_at=95_000.0)
+    one = stage([*steps, "done"], compact_at=110_000.0)
     one.run("the task")
     [event] = one.of("compacted")
     assert compactions(one) == [] and event["messages_before"] == event["messages_after"]

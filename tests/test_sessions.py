@@ -42,14 +42,14 @@ OLD, MIDDLE, NEW = "20250101-101010-aaaa", "20250102-101010-bbbb", "20250103-101
 # What a second process does; each says a word when it is ready.
 HOLD = """
 import sys, agent, pathlib
-session, notes = open_session(pathlib.Path(sys.argv[1]))
+session, notes = agent.open_session(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.readline()
 session.close()
 """
 SAVE_FOR_EVER = """
 import sys, agent, pathlib
-session, notes = open_session(pathlib.Path(sys.argv[1]))
+session, notes = agent.open_session(pathlib.Path(sys.argv[1]))
 while True:
     session.transcript.add_user("x" * 1000)
     session.save()
@@ -60,7 +60,7 @@ import sys, agent, pathlib
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(15):
-    session = new_session(pathlib.Path(sys.argv[1]), {}, float(sys.argv[2]))
+    session = agent.new_session(pathlib.Path(sys.argv[1]), {}, float(sys.argv[2]))
     session.save()
     print(session.id, flush=True)
     session.close()
