@@ -10347,12 +10347,14 @@ class Agent:
 
         After a poor pass there is no other one before the request grew by a tenth.
         """
-        full = self.fullness(sum(map(len, self.transcript.lines())), self.tokens())
+        at = self.settings.compact_at
+        chars = sum(map(len, self.transcript.lines())) if at > 1 else 0
+        full = self.fullness(chars, self.tokens())
         if full <= 1:
             self.compact_floor, self.poor = 0.0, 0
-        if self.settings.compact_at and full > max(1, self.compact_floor):
+        if at and full > max(1, self.compact_floor):
             self.compact(by_itself=True)
-            if self.poor > 1 and self.tokens() > self.window():
+            if self.poor > 1 and 0 < self.client.window < self.tokens():
                 raise AgentError(self.figures())
 
     def figures(self) -> str:
@@ -10741,6 +10743,8 @@ class Compaction:
         told = text_of(reply.message["content"]).strip()
         if reply.message.get("tool_calls") or reply.announced or reply.end != "complete":
             raise ProviderError("it called a tool, or was cut")
+        if len(told) > max(1000, len(text) + len(note)):
+            raise ProviderError("it is longer than what it replaces")
         own = SUMMARY_PROMPT.splitlines()
         rest = "\n".join(line for line in told.splitlines() if line.strip() not in own)
         if not NO_WORDS.sub("", EMPTY_LINES.sub("", rest)) or REFUSAL.search(told):

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -1156,7 +1157,7 @@ TEMPLATE = "## Decisions\n- none\n\n**Files**\n\n[list them here]\nOpen work: N/
         pytest.param({"text": "half a no", "finish_reason": "length"}, id="cut"),
         pytest.param(TEMPLATE, id="only the template"),
         pytest.param("I'm sorry, but I can't help with that.", id="refused"),
-        pytest.param("word " * 20_000, id="longer than what it replaces"),
+        pytest.param("word " * 4000, id="longer than what it replaces"),
     ],
 )
 def test_when_the_model_writes_no_note_the_older_part_is_cut_by_rule(
@@ -1382,6 +1383,37 @@ def test_recall_finds_what_fits_best_in_what_was_removed(stage: Callable[..., St
     one.agent.compact()
     assert recall("ZEBRA stripes.py").startswith("[message 7, assistant]\nThe Zebra is in")
     assert "no passage" in recall("giraffe") and "not shown" not in recall("word")
+
+
+NOTES = ["NOTE a.py:12", {"status": 400}, {"fault": "empty_reply"}, say("x"), TEMPLATE]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_comes_the_turns_end_and_the_task_survives(
+    stage: Callable[..., Stage], seed: int
+) -> None:
+    chance = random.Random(seed)
+    window = chance.choice([6000, 12_000])
+    refusal = f"maximum context length is {window} tokens"
+
+    def model(request: Any) -> Any:
+        if len(request.raw) // 4 > window:
+            return {"status": 400, "body": {"error": {"message": refusal}}}
+        if "tools" not in request:
+            return chance.choice(NOTES)
+        if chance.random() < 0.2:
+            return "done"
+        sizes = chance.choices([5, 900, 15_000], k=chance.choice([1, 1, 6]))
+        steps = [{"command": f"head -c {n} /dev/zero | tr '\\0' {len(sizes)}"} for n in sizes]
+        return {"calls": [{"name": "bash", "arguments": each} for each in steps]}
+
+    told = {"context": chance.choice([0, window]), "compact_at": chance.choice([0.0, 0.75, 9e3])}
+    one = stage(itertools.repeat(model), max_turns=12, **told)
+    for n in range(3):
+        task, before = f"task {n}\n" + "word " * 200, len(one.server.requests)
+        assert one.run(task).exit_code in (0, 1, 53)
+        assert task in "".join(users(one.messages)) and problems(one.messages) == []
+        assert len(one.server.requests) - before < 60
 
 
 # -- hooks
