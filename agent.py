@@ -188,6 +188,7 @@ CONNECT_SECONDS = 10.0  # to reach the server
 SILENCE_SECONDS = 120.0  # without a byte, or without an event that carries data
 FIRST_EVENT_SECONDS = 600.0  # to the first event that carries data, while comments come
 RETRIES = 4  # further tries after a failed request
+CACHE_FELL = 0.7  # of the cached tokens of the request before: with less the cache was lost
 RETRY_BASE_SECONDS = 1.0  # then 2, 4, 8
 RETRY_AFTER_LIMIT_SECONDS = 300.0  # a server that asks for a longer wait ends the turn
 MASK = "[masked]"  # stands in every text for a secret
@@ -1304,6 +1305,7 @@ class Session:
         self.folder = folder
         self.lock: int | None = None
         self.damaged = False  # the file still is what could not be read: no backup of that
+        self.unwritten: list[Message] = []  # of the archive: what no file holds
 
     @property
     def id(self) -> str:
@@ -1324,6 +1326,8 @@ class Session:
             if self.lock is not None:
                 os.close(self.lock)
                 self.lock = hold(self.path.with_suffix(".lock"))
+        if self.unwritten:
+            self.archive([])
         self.header["updated"] = round(time.time(), 3)
         head = self.transcript.mask(json.dumps(self.header, ensure_ascii=False)[:-1])
         lines = self.transcript.lines() or [""]
@@ -1337,20 +1341,43 @@ class Session:
         if self.path is not None and self.path.exists() and not self.damaged:
             keep_as(self.path, f"{self.id}.bak")
 
+    @property
+    def archive_path(self) -> Path | None:
+        """Where the messages are that compaction removed; None in memory."""
+        return self.path.with_suffix(".archive.jsonl") if self.path else None
+
     def archive(self, messages: Iterable[Message]) -> None:
-        """Keep messages that compaction removes, one a line."""
-        if self.path is None:
+        """Keep messages that compaction removes, one a line. Raises OSError: they stay in memory.
+
+        The next save counts them. What a crash before it left behind those counted is cut off.
+        """
+        self.unwritten += messages
+        path = self.archive_path
+        if path is None:
             return
-        text = "".join(encode(message) + "\n" for message in messages)
-        append_private(self.path.with_suffix(".archive.jsonl"), text)
+        text = "".join(encode(message) + "\n" for message in self.unwritten)
+        with open(open_ours(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
+            counted = self._counted(file)
+            file.truncate(counted)
+        append_private(path, text)
+        self.header["archived"] = counted + len(text.encode("utf-8", "replace"))
+        self.unwritten = []
 
     def archived(self) -> Iterator[Message]:
         """What compaction removed, oldest first."""
-        try:
-            data = b"" if self.path is None else read_plain(self.path.with_suffix(".archive.jsonl"))
-        except FileNotFoundError:
-            return
-        yield from map(json.loads, data.splitlines())
+        path = self.archive_path
+        if path is not None and path.exists():
+            with open(open_ours(path, os.O_RDONLY), "rb") as file:
+                left = self._counted(file)
+                while left > 0 and (line := file.readline()):
+                    left -= len(line)
+                    yield from message_in(line)
+        yield from self.unwritten
+
+    def _counted(self, file: BinaryIO) -> int:
+        """The bytes of the archive that count: all, where an older version did not say."""
+        told, size = self.header.get("archived"), os.fstat(file.fileno()).st_size
+        return min(told, size) if type(told) is int and told >= 0 else size
 
     def close(self) -> None:
         """Let other processes have it; a session that never began leaves no file."""
@@ -1377,13 +1404,22 @@ def keep_as(path: Path, name: str) -> None:
         os.close(folder)
 
 
+def message_in(line: bytes) -> list[Message]:
+    """The message on a line of an archive, none when the line is damaged."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return []
+    return [value] if isinstance(value, dict) else []
+
+
 def new_session(folder: Path | None, header: Mapping[str, Any], now: float) -> Session:
     """An empty session with a fresh id, locked. The file comes with the first save."""
     while True:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
         made = f"{stamp}-{os.urandom(2).hex()}"
         base = {"version": SESSION_VERSION, "id": made, "created": round(now, 3), "updated": now}
-        session = Session(Transcript(), {**base, **header}, folder)
+        session = Session(Transcript(), {**base, "archived": 0, **header}, folder)
         if session.path is None:
             return session
         session.lock = None if session.path.exists() else hold(session.path.with_suffix(".lock"))
@@ -2783,6 +2819,11 @@ class Client:
         self.quiet = False
         self.last_event = 0.0  # when data last came, keep-alive comments not counted
         self._projected: list[tuple[Any, str]] = []  # by the encoding of the message
+        self._lines: list[str] = []  # the messages of the request that was made last
+        self._sent: tuple[str, list[str], int] = ("", [], 0)  # model, messages, cached tokens
+        self.differs: int | None = None  # the first message unlike that of the request before
+        self.cache_fell = ""  # why the server's cache served less than before, when it last did
+        self.deadline = float("inf")  # of a quiet request
         self._http: requests.Session | None = None
 
     def session(self) -> requests.Session:
@@ -2838,6 +2879,7 @@ class Client:
         if self.learned & LIST_CHANGES:
             shaped = project_list([json.loads(line) for line in lines], self.learned)
             lines = [encode(message) for message in shaped]
+        self._lines = lines
         parts.append(f'"messages":[{",".join(lines)}]')
         return ("{" + ",".join(parts) + "}").encode("utf-8", "replace")
 
@@ -2851,19 +2893,22 @@ class Client:
         tools: str = "",
         offered: Sequence[str] = (),
         *,
-        quiet: bool = False,
+        quiet: float = 0.0,
     ) -> Reply:
         """One reply, with retries and adaptations. Raises ProviderError or TryLater.
 
-        `quiet`: its text is not reported and not kept when the user interrupts.
+        `quiet`: the seconds that a reply may take that is not reported, nor kept when the user
+        interrupts; it is tried again only once.
         """
-        attempt, excused, stream, self.quiet = 1, False, True, quiet
+        attempt, excused, stream, self.quiet = 1, False, True, quiet > 0
+        self.deadline = self.clock() + quiet if quiet else float("inf")
         while True:
             self.forget_partial()
             body = self.body(transcript, tools, stream=stream)
             try:
                 reply = self._attempt(body, offered)
                 self._notice_cut_prompt(reply, body)
+                self._compare(reply)
                 return reply
             except (KeyRefused, ContextOverflow):
                 raise
@@ -2917,14 +2962,38 @@ class Client:
         )
         self.emit("notice", level="warning", text=text)
 
+    def learn_window(self, limit: int) -> None:
+        """An overflow told the window; a smaller one that is known stands."""
+        self.window = min(filter(None, (limit, self.window)), default=0)
+
+    def _compare(self, reply: Reply) -> None:
+        """T8: where a request parts from the one before, kept when the server's cache shows it."""
+        if self.quiet:
+            return
+        model, before, cached = self._sent
+        same = [*map(operator.eq, before, self._lines)]
+        shorter = len(self._lines) < len(before)
+        at = same.index(False) if False in same else len(same) if shorter else None
+        now = reply.usage.get("cached_tokens", 0)
+        if model == self.model and reply.usage and now < CACHE_FELL * cached:
+            line = self._lines[at] if at is not None and at < len(self._lines) else ""
+            role = json.loads(line)["role"] if line else "gone"
+            self.cache_fell = f"message {at} ({role}) differs from the request before"
+            if at is None:
+                self.cache_fell = "nothing differs: the server dropped its cache"
+        self.differs, self._sent = at, (self.model, self._lines, now)
+
     def _wait(self, attempt: int, failure: Transient) -> None:
         reason = self.mask(str(failure))
         delay = retry_delay(attempt, failure.after, self.jitter())
-        if attempt > RETRIES:
+        tries = 1 if self.quiet else RETRIES
+        if self.clock() + delay > self.deadline:
+            raise TryLater(f"it took too long: {reason}") from failure
+        if attempt > tries:
             raise TryLater(f"gave up after {attempt} tries: {reason}") from failure
         if delay > RETRY_AFTER_LIMIT_SECONDS:
             raise TryLater(f"the server asks to wait {delay:.0f} s: {reason}") from failure
-        count = {"attempt": attempt, "of": RETRIES, "delay": round(delay, 3)}
+        count = {"attempt": attempt, "of": tries, "delay": round(delay, 3)}
         self.emit("retry", **count, reason=reason, restarts_reply=bool(self.shown))
         self.sleep(delay)
 
@@ -2935,7 +3004,7 @@ class Client:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         headers["Accept"] = "text/event-stream, application/json"
         url = f"{self.endpoint}/chat/completions"
-        times = (CONNECT_SECONDS, SILENCE_SECONDS)
+        times = (CONNECT_SECONDS, min(SILENCE_SECONDS, max(0.1, self.deadline - self.clock())))
         try:
             with self.session().post(
                 url, data=body, headers=headers, stream=True, timeout=times, allow_redirects=False
@@ -3049,6 +3118,8 @@ class Client:
         """Bytes as they arrive; silence of data-bearing events ends the attempt."""
         for chunk in arriving(response):
             yield chunk
+            if self.clock() > self.deadline:
+                raise Transient("no end of the reply")
             if self.clock() - self.last_event > SILENCE_SECONDS:
                 raise Transient(f"no data for {SILENCE_SECONDS:.0f} s")
 
@@ -7288,6 +7359,64 @@ class PersonTools:
         return Change(target, before, after, f"noted in AGENTS.md: {line}")
 
 
+PASSAGES = (8, 800)  # how many a recall gives, of how many characters
+
+
+class RecallTool:
+    """What looks into the archive of a session."""
+
+    def __init__(self, session: Callable[[], Session]) -> None:
+        self.session = session
+
+    @tool(needs="read")
+    def recall(self, query: str) -> str:
+        """Find passages in the older part of this conversation that was removed from your view.
+
+        query: words that the passage holds
+        """
+        words = set(re.findall(r"\w(?:[\w./:-]*\w)?", query.casefold()))
+        if not words:
+            raise ToolError("the query holds no words")
+        found: list[tuple[int, int, int, str]] = []
+        at, names = 0, tool_names(self.session().transcript.messages)
+        for at, message in enumerate(self.session().archived(), 1):
+            names |= tool_names([message])
+            where = names.get(str(message.get("tool_call_id")), "")
+            where = f"result of {where}" if where else str(message.get("role"))
+            for passage in passages(message):
+                folded = passage.casefold()
+                if hits := sum(word in folded for word in words):
+                    found.append((hits, at, -len(found), f"[message {at}, {where}]\n{passage}"))
+            found = sorted(found, reverse=True)[: PASSAGES[0]]
+        if not at:
+            return "(nothing was removed from this conversation)"
+        return "\n\n".join(text for *_, text in found) or "(no passage holds any of these words)"
+
+
+def tool_names(messages: Iterable[Message]) -> dict[str, str]:
+    """The tool of each call, by the call's id."""
+    calls = (call for message in messages for call in calls_of(message))
+    return {str(call.get("id")): str(object_in(call, "function").get("name")) for call in calls}
+
+
+def passages(message: Message) -> Iterator[str]:
+    """The text and the calls of a message in pieces that end, where they can, with a line."""
+    functions = [object_in(call, "function") for call in calls_of(message)]
+    calls = [f"call: {each.get('name')} {each.get('arguments')}" for each in functions]
+    return split_text("\n".join([text_of(message.get("content")), *calls]).strip(), PASSAGES[1])
+
+
+def split_text(text: str, size: int) -> Iterator[str]:
+    """A text in pieces of at most so many characters, cut behind a line end where one is near."""
+    at = 0
+    while at < len(text):
+        end = at + size
+        if end < len(text):
+            end = text.rfind("\n", at + size // 2, end) + 1 or end
+        yield text[at:end]
+        at = end
+
+
 def host_of(url: str) -> str:
     """The host of a URL, "" when it is none."""
     try:
@@ -9479,18 +9608,46 @@ CUT_NOTE = (
     "Your reply was cut at the output limit and nothing of it was run. Work in smaller parts."
 )
 MISSING_CALL = "You announced a tool call, but none arrived. Call the tool, or answer without one."
+NUDGES = (CUT_NOTE, MISSING_CALL)  # messages of the user that are none
 SUMMARY_PROMPT = """\
 You are about to lose the older part of this conversation. Write a hand-over note for your own
-future use. State the task and the user's wishes, decisions and why, files read and changed (with
-names and line numbers that matter), what was run and how it came out, open work and the next step.
-No preamble.
-
+future use, under these headings:
+Decisions: what was decided or found out, and why
+Files: read and changed, with the names and line numbers that matter
+Run: what was run and how it came out
+Open work: what is left, and the next step
+No preamble. What the user said is kept beside your note; do not repeat it.
+{more}
 The older part:
 
 {text}"""
-SUMMARY_HEAD = "[Hand-over note written by you; the older messages were removed from your view]\n"
+# A hand-over note is a message of the user: a head, then parts under these headings.
+NOTE_HEAD = "[Hand-over note: older messages were removed from your view"
+SAID, TASK, NOTE = "The user said", "The current task, word for word", "Your note"
+NOTE_PARTS = Regex(rf"\n\n\[({SAID}|{TASK}):\]\n")
+# What is left of a note that says nothing: headings, brackets to fill in, words for nothing.
+EMPTY_LINES = Regex(r"^\W*(#.*|\*\*[^*]*\*\*:?|[\w /-]+:)\s*$|\[[^\]]*\]|<[^>]*>", re.MULTILINE)
+NO_WORDS = Regex(
+    r"\b(decisions|files|run|open work|none|nothing|n/?a|unknown|tbd|todo)\b|[\W_]", re.I
+)
+REFUSAL = any_of(
+    r"^\W*(sorry\b|as an ai\b|i( a|.)m (very |so )?(sorry|unable|not able)\b)",
+    r"^\W*i (can.?t|cannot|can not|won.t|will not|must decline to)"
+    r" (help|assist|do|comply|provide|write|create|summari|continue|fulfil|share)",
+)
 WINDOW_MATTERS = 6000  # tokens; below this no window is asked for
-KEPT_SHARE = 0.5  # of the conversation stays verbatim in a compaction
+KEPT_SHARE = 0.5  # of the conversation at most stays verbatim behind a hand-over note
+GOAL_SHARE = 0.6  # of what the conversation may be: where a compaction brings it
+POOR_SHARE = 0.1  # a compaction that frees less of the request was poor
+OUTPUT_TOKENS = 8000  # of the window at most are left for a reply; in a small one an eighth
+NOTE_TOKENS = 2000  # of a summary; in a small window an eighth
+UNTOUCHED_STEPS = 3  # whose results are not clipped as old ones
+CLIPPED_CHARS = (8000, 4000, 2000, 1000)  # to which results are clipped; one of twice it is large
+SUMMARY_SECONDS = 240.0  # for all that a summary asks, half of them for the first try
+FLAT_CHARS = (4000, 1000, 250)  # of each text in a summary's request
+SUMMARY_PIECES = 8  # requests at most for a note
+SAID_CHARS = (12_000, 2000)  # of the user's messages in a note: in all, and of each
+FACTS = 40  # files and commands named by a note that is written without the model
 
 
 @dataclass
@@ -9710,6 +9867,11 @@ class Running:
 class Agent:
     """One conversation: the session, the client, the tools and the loop that joins them."""
 
+    metered: tuple[Any, ...] = ()  # what the server counted of the last request
+    poor = 0  # compactions in a row that freed little
+    compact_floor = 0.0  # after such a one: no other below this fullness
+    summary_seconds = SUMMARY_SECONDS
+
     def __init__(
         self,
         settings: Settings,
@@ -9744,7 +9906,6 @@ class Agent:
         self.nudges = 0  # replies of this turn that were neither calls nor an answer
         self.streak: list[tuple[str, str, str]] = []  # equal calls with equal results, in a row
         self.window_asked = False
-        self.compact_floor = 0.0  # below this size another pass would free nothing
         self.invisible = 0  # characters in the project notes that show nothing
         self.warned_invisible = False
         self.lost: set[str] = set()  # what the disk refused, as it was reported
@@ -9951,8 +10112,7 @@ class Agent:
 
     def step(self) -> str | None:
         """One reply and the results of its calls; the answer when the reply calls nothing."""
-        if self.over_size():
-            self.compact()
+        self.fit()
         last = 0 < self.limit <= self.turns
         reply = self.ask_model()
         self.count(reply)
@@ -9976,14 +10136,25 @@ class Agent:
         """One reply; a request that is too large for the window is compacted and sent once more."""
         offered = list(self.tools)
         try:
-            return self.client.complete(self.transcript, self.tools_json, offered)
+            return self.metering(self.client.complete(self.transcript, self.tools_json, offered))
         except ContextOverflow as error:
-            if error.limit:
-                self.client.window = error.limit
-            if not self.compact():
-                raise
+            self.client.learn_window(error.limit)
+            if not self.compact(by_itself=True, refused=True):
+                raise AgentError(f"{error}; {self.figures()}") from error
             self.emit("notice", level="warning", text=f"{error}; asking again, compacted")
-        return self.client.complete(self.transcript, self.tools_json, offered)
+        try:
+            return self.metering(self.client.complete(self.transcript, self.tools_json, offered))
+        except ContextOverflow as error:
+            raise AgentError(f"{error}; {self.figures()}") from error
+
+    def metering(self, reply: Reply) -> Reply:
+        """Remember what the server counted, unless it can not be true (Ollama cuts prompts)."""
+        messages, counted = self.transcript.messages, reply.usage.get("prompt_tokens", 0)
+        estimate = self.estimate()
+        fair = 0.4 * estimate <= counted <= min(5 * estimate, self.window(counted))
+        origin = (self.client, self.client.model)
+        self.metered = (*origin, messages[-1], len(messages), counted) if fair else ()
+        return reply
 
     def store(self, reply: Reply) -> list[Call]:
         """Put a reply into the transcript; returns the calls that may run."""
@@ -10517,12 +10688,25 @@ class Agent:
 
     # -- the context
 
-    def size(self) -> float:
-        """How large the next request is, in the unit of compact_at."""
-        if self.settings.compact_at > 1:
-            return float(sum(len(line) for line in self.transcript.lines()))
-        tokens = self.transcript.tokens() + estimate_tokens(self.tools_json)
-        return tokens / self.window(tokens)
+    def estimate(self) -> int:
+        """The tokens of the next request, estimated."""
+        return self.transcript.tokens() + estimate_tokens(self.tools_json)
+
+    def tokens(self) -> int:
+        """The tokens of the next request: as the server counted, and what is new estimated."""
+        rows = self.transcript.encodings()
+        *origin, last, covered, counted = self.metered or (None, None, None, 0, 0)
+        known = origin == [self.client, self.client.model] and len(rows) >= covered
+        if known and rows[covered - 1][0] is last:
+            return int(counted) + sum(tokens for *_, tokens in rows[covered:])
+        return self.estimate()
+
+    def fullness(self, chars: int, tokens: float) -> float:
+        """How far a request of this size is towards the threshold, which is 1."""
+        at, window = self.settings.compact_at, self.window(int(tokens))
+        room = window - min(OUTPUT_TOKENS, window // 8)
+        full = tokens / (min(at * window, room) if 0 < at <= 1 else room)
+        return max(full, chars / at) if at > 1 else full
 
     def window(self, tokens: int = sys.maxsize) -> int:
         """The window in tokens: told, read from the endpoint once it matters, or assumed."""
@@ -10531,69 +10715,75 @@ class Agent:
             self.client.read_window()
         return self.client.window or DEFAULT_CONTEXT
 
-    def over_size(self) -> bool:
-        """Whether to compact before the next request; after a poor pass only when it grew."""
-        at = self.settings.compact_at
-        return bool(at) and self.size() > max(at, self.compact_floor)
+    def fit(self) -> None:
+        """Before each request: compact what is over the threshold. Raises AgentError in the end.
 
-    def compact(self, focus: str = "") -> bool:
-        """Replace the older part by a hand-over note; when that fails nothing changes."""
-        messages = self.transcript.messages
-        cut = cut_point(messages, self.half_way())
-        self.compact_floor = self.size() * 1.1
-        try:
-            if cut <= 1:
-                raise AgentError("the last step alone fills it")
-            note = {"role": "user", "content": self.hand_over(messages, cut, focus)}
-            kept = [messages[0], note, *messages[cut:]]
-            before, after = self.transcript.tokens(), Transcript(kept).tokens()
-            if after >= before:
-                raise AgentError("the hand-over note is longer than what it replaces")
-            self.session.archive(messages[1:cut])
-        except (AgentError, OSError) as error:
-            text = f"not compacted, nothing was changed: {error}"
+        After a poor pass there is no other one before the request grew by a tenth.
+        """
+        at = self.settings.compact_at
+        chars = sum(map(len, self.transcript.lines())) if at > 1 else 0
+        full = self.fullness(chars, self.tokens())
+        if full <= 1:
+            self.compact_floor, self.poor = 0.0, 0
+        if at and full > max(1, self.compact_floor):
+            self.compact(by_itself=True)
+            if self.poor > 1 and 0 < self.client.window < self.tokens():
+                raise AgentError(self.figures())
+
+    def figures(self) -> str:
+        """Why no compaction makes the conversation fit, and what does."""
+        tools, notes = estimate_tokens(self.tools_json), estimate_tokens(self.project_notes)
+        fixed = tools + self.transcript.encodings()[0][2]
+        return (
+            f"the conversation does not fit: about {self.tokens()} tokens, with a window of"
+            f" {self.window()}. {fixed} are the system message (AGENTS.md: {notes}) and the tools"
+            f" ({tools}), which no compaction shortens. Say --context if the window is larger,"
+            " shorten AGENTS.md, offer fewer tools (--tools), or /compact"
+        )
+
+    def compact(self, focus: str = "", *, by_itself: bool = False, refused: bool = False) -> bool:
+        """Shorten the conversation; when nothing comes of it, nothing changes.
+
+        `by_itself`: clipping old results may do. `refused`: the server found the request too large.
+        """
+        work = Compaction(self, focus, refused=refused)
+        made = work.clipped_old(work.messages) if by_itself else work.messages
+        made = made if by_itself and work.load(made) <= work.goal else work.shorten(by_itself)
+        before, after = work.tokens(work.messages), work.tokens(made)
+        made = made if after < before else work.messages
+        poor = before - after < POOR_SHARE * before
+        self.poor = self.poor + 1 if poor else 0
+        load = work.load(made)
+        self.compact_floor = 1.1 * load if poor or load > 1 else 0.0
+        if made is work.messages:
+            text = "nothing to compact: what there is can not be made shorter; nothing was changed"
             self.emit("notice", level="warning", text=text)
             return False
-        turns = self.session.header["turns"]
-        turns[:] = [at - cut + 2 if at >= cut else 0 for at in turns]
-        self.transcript.replace(kept)
-        self.transcript.set_system(self.system_text())
-        self.client.forget_projection()
-        self.compact_floor = min(self.compact_floor, self.size() * 1.1)
-        self.save()
-        sizes = {"messages_before": len(messages), "messages_after": len(kept)}
-        self.emit("compacted", **sizes, tokens_before=before, tokens_after=after)
+        self.put_in_place(work, made)
+        sizes = {"messages_before": len(work.messages), "messages_after": len(made)}
+        path = self.session.archive_path
+        kept = self.workspace.relative(path) if path and not self.session.unwritten else ""
+        self.emit("compacted", **sizes, tokens_before=before, tokens_after=after, archive=kept)
         return True
 
-    def hand_over(self, messages: Sequence[Message], cut: int, focus: str) -> str:
-        """The text that stands for the messages before `cut`. Raises AgentError."""
-        note = SUMMARY_HEAD + self.summarise(messages[1:cut], focus)
-        if self.task and not any(m.get("content") == self.task for m in messages[cut:]):
-            note += f"\n\n[The current task, word for word]\n{self.task}"
-        return clean(note)
+    def put_in_place(self, work: Compaction, made: Sequence[Message]) -> None:
+        """The only step of a compaction that changes anything."""
+        left = set(map(id, made))
+        gone = [message for message in work.messages[1:] if id(message) not in left]
+        fresh = Transcript(made)
+        fresh.mask = self.transcript.mask
+        fresh.set_system(self.system_text())
+        by, turns = len(work.messages) - len(made), self.session.header["turns"]
+        turns = [at - by if at >= work.cut else 0 for at in turns] if work.cut else turns
+        gone = [*self.session.unwritten, *gone]
+        # No call stands between these: no signal parts them. The save writes the archive first.
+        self.session.header["turns"], self.session.unwritten = turns, gone
+        self.session.transcript.messages, self.metered = fresh.messages, ()
+        self.client.forget_projection()
+        self.save()
 
-    def half_way(self) -> int:
-        """The index behind which half of the conversation lies."""
-        sizes = [len(line) for line in self.transcript.lines()]
-        left, at = sum(sizes[1:]) * KEPT_SHARE, len(sizes)
-        while at > 1 and left > 0:
-            at -= 1
-            left -= sizes[at]
-        return at
-
-    def summarise(self, messages: Sequence[Message], focus: str) -> str:
-        """A hand-over note about these messages, written by the model. Raises AgentError."""
-        text = SUMMARY_PROMPT.format(text=flatten(messages))
-        if focus:
-            text = f"Keep above all: {focus}\n\n{text}"
-        asked = Transcript([{"role": "system", "content": "You write hand-over notes."}])
-        asked.mask = self.mask
-        asked.add_user(text)
-        reply = self.client.complete(asked, quiet=True)
-        summary = text_of(reply.message["content"]).strip()
-        if reply.message.get("tool_calls") or not summary or reply.end != "complete":
-            raise ProviderError("the model wrote no usable hand-over note")
-        return summary
+    def spend(self, reply: Reply) -> None:
+        """Add up what a summary cost."""
 
     # -- undo
 
@@ -10773,15 +10963,241 @@ def first_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[0][:80]
 
 
-def flatten(messages: Iterable[Message]) -> str:
-    """Messages as plain text for a summary: no call shapes, results shortened."""
+# -- compaction
+
+
+class Compaction:
+    """One pass of the ladder, on a copy: `Agent.compact` puts in place what comes of it.
+
+    Old results are clipped; or the older part becomes a hand-over note, by the model or, when its
+    note is none, by rule; at last the largest results are clipped wherever they are.
+    """
+
+    def __init__(self, agent: Agent, focus: str = "", *, refused: bool = False) -> None:
+        self.agent, self.focus, self.cut = agent, focus, 0
+        self.messages = list(agent.transcript.messages)
+        self.sizes = {id(m): (m, len(line), n) for m, line, n in agent.transcript.encodings()}
+        tokens = agent.tokens()
+        # What was refused fills the window, whatever we thought of it.
+        self.scale = max(tokens, agent.window(tokens) if refused else 0) / agent.estimate()
+        self.full, fixed = self.load(self.messages), self.load(self.messages[:1])
+        self.goal = fixed + GOAL_SHARE * max(0.0, min(1.0, self.full) - fixed)
+        self.kept_share = (self.goal - fixed) / (self.full - fixed or 1) - POOR_SHARE
+
+    def size(self, message: Message) -> tuple[int, int]:
+        """Characters and tokens of a message, which is encoded once."""
+        if id(message) not in self.sizes:
+            line = encode(message)
+            self.sizes[id(message)] = (message, len(line), estimate_tokens(line))
+        return self.sizes[id(message)][1:]
+
+    def tokens(self, messages: Iterable[Message]) -> int:
+        """How many tokens messages are, estimated."""
+        return sum(self.size(message)[1] for message in messages)
+
+    def load(self, messages: Sequence[Message]) -> float:
+        """How full a request with these messages would be; 1 is the threshold."""
+        chars = sum(self.size(message)[0] for message in messages)
+        tokens = self.tokens(messages) + estimate_tokens(self.agent.tools_json)
+        return self.agent.fullness(chars, tokens * self.scale)
+
+    def clipped_old(self, made: Sequence[Message]) -> list[Message]:
+        """The messages with large results clipped, but those of the last steps."""
+        steps = [at for at, message in enumerate(made) if message["role"] == "assistant"]
+        end = steps[-UNTOUCHED_STEPS] if len(steps) >= UNTOUCHED_STEPS else 0
+        return [*self.clipped(made[:end], CLIPPED_CHARS[-1]), *made[end:]]
+
+    def clipped(self, messages: Sequence[Message], limit: int) -> list[Message]:
+        """The messages with each large result cut to its head and tail."""
+        made = list(messages)
+        for at, message in enumerate(made):
+            text = text_of(message.get("content"))
+            if message["role"] == "tool" and len(text) > 2 * limit:
+                named = OUTPUT_FILE.search(text)
+                where = f"; the whole output: {named[1]}" if named else f"; {self.found_by()}"
+                made[at] = {**message, "content": clip(text, limit, where)}
+        return made
+
+    def found_by(self) -> str:
+        """How the model gets at what is archived."""
+        offered = "recall" in self.agent.tools
+        return "recall(query) finds passages of it" if offered else "it is in the archive"
+
+    def shorten(self, by_itself: bool) -> list[Message]:
+        """The rungs behind the first one, until the goal is met."""
+        made = self.handed_over(POOR_SHARE if by_itself else 0.0)
+        if self.load(made) > self.goal:
+            made = self.clipped_old(made)
+        for limit in CLIPPED_CHARS:
+            if self.load(made) > 1:
+                made = self.clipped(made, limit)
+        return made
+
+    def handed_over(self, least: float) -> list[Message]:
+        """The older part as a hand-over note; all as it was where that is no longer than a note."""
+        cut = cut_point(self.messages, self.part_way(min(KEPT_SHARE, max(0.0, self.kept_share))))
+        gone, bare = self.messages[1:cut], self.noted(cut, "")
+        little = self.tokens(gone) < least * self.tokens(self.messages)
+        if cut <= 1 or little or self.load(bare) >= self.full:
+            return self.messages
+        self.cut = cut
+        try:
+            made = self.noted(cut, self.summarise(gone))
+            if self.load(made) >= self.full:
+                raise AgentError("it is longer than what it replaces")
+            return made
+        except AgentError as error:
+            text = f"the model wrote no hand-over note ({error}); the older part is cut by rule"
+            self.agent.emit("notice", level="warning", text=text)
+        made = self.noted(cut, facts_of(gone))
+        return made if self.load(made) < self.full else bare
+
+    def part_way(self, share: float) -> int:
+        """Where the last part begins, which is this share of all but the system message."""
+        left, at = self.tokens(self.messages[1:]) * share, len(self.messages)
+        while at > 1 and (left := left - self.size(self.messages[at - 1])[1]) >= 0:
+            at -= 1
+        ends = range(at, len(self.messages))
+        return next((n for n in ends if self.messages[n]["role"] != "tool"), len(self.messages) - 1)
+
+    def noted(self, cut: int, text: str) -> list[Message]:
+        """The messages with a note in place of what stands before `cut`."""
+        messages, room = self.messages, self.agent.window() * 2  # half of it, in characters
+        said, later = said_in(messages[1:cut]), said_in(messages[cut:])
+        known = [*said, *later]
+        task = self.agent.task if self.agent.task in known else "".join(known[-1:])
+        said = [each for each in said if each != task]
+        parts = [f"{NOTE_HEAD}; {self.found_by()}]"]
+        parts += [f"[{SAID}:]\n{each}" for each in listed(said, min(SAID_CHARS[0], room // 4))]
+        parts += [f"[{TASK}:]\n{clip(task, max(room, 1000))}"] if task not in later else []
+        content = "\n\n".join([*parts, f"[{NOTE}:]\n{text}"])
+        return [messages[0], {"role": "user", "content": clean(content)}, *messages[cut:]]
+
+    def summarise(self, messages: Sequence[Message]) -> str:
+        """A note about these messages by the model; asked once more with half of the text.
+
+        Raises AgentError.
+        """
+        client, seconds = self.agent.client, self.agent.summary_seconds / 2
+        try:
+            return self.in_pieces(messages, 1, client.clock() + seconds)
+        except ContextOverflow as error:
+            client.learn_window(error.limit)
+        except TryLater:
+            if client.clock() + 1 < client.deadline:  # not for want of time
+                raise
+        return self.in_pieces(messages, 2, client.clock() + seconds)
+
+    def in_pieces(self, messages: Sequence[Message], part: int, deadline: float) -> str:
+        """The note, in as many requests as the text needs, each with the note so far."""
+        window = self.agent.window()
+        note, reply = "", min(NOTE_TOKENS, window // 8)
+        room = (window - 3 * reply) / max(1.0, self.scale) - estimate_tokens(SUMMARY_PROMPT) - 100
+        for limit in FLAT_CHARS:
+            text = flatten(messages, limit)
+            size = max(200, int(room * len(text) / estimate_tokens(text)))
+            if len(text) <= size * SUMMARY_PIECES:
+                break
+        text = clip(text, max(1000, min(len(text), size * SUMMARY_PIECES) // part))
+        for piece in split_text(text, max(200, size // part)):
+            note = clip(self.ask(piece, note, deadline), reply * 4)
+        return note
+
+    def ask(self, text: str, note: str, deadline: float) -> str:
+        """One request for a note. Raises AgentError when what comes is none."""
+        more = f"Keep above all: {self.focus}\n" if self.focus else ""
+        more += f"Your note so far, to be carried on whole:\n{note}\n" if note else ""
+        client = self.agent.client
+        asked = Transcript([{"role": "system", "content": "You write hand-over notes."}])
+        asked.mask = self.agent.mask
+        asked.add_user(SUMMARY_PROMPT.format(more=more, text=text))
+        reply = client.complete(asked, quiet=max(0.1, deadline - client.clock()))
+        self.agent.spend(reply)
+        told = text_of(reply.message["content"]).strip()
+        if reply.message.get("tool_calls") or reply.announced or reply.end != "complete":
+            raise ProviderError("it called a tool, or was cut")
+        if len(told) > max(1000, len(text) + len(note)):
+            raise ProviderError("it is longer than what it replaces")
+        own = SUMMARY_PROMPT.splitlines()
+        rest = "\n".join(line for line in told.splitlines() if line.strip() not in own)
+        if not NO_WORDS.sub("", EMPTY_LINES.sub("", rest)) or REFUSAL.search(told):
+            raise ProviderError("it is empty or a refusal")
+        return told
+
+
+# A result that names the file with all of a command's output.
+OUTPUT_FILE = Regex(r"(read_file \.agent/output/\S+)")
+
+
+def note_parts(message: Message) -> tuple[list[str], str]:
+    """(what the user said, the note itself) of a hand-over note; nothing of any other message."""
+    front, _, text = text_of(message.get("content")).partition(f"\n\n[{NOTE}:]\n")
+    if message.get("role") != "user" or not front.startswith(NOTE_HEAD):
+        return [], ""
+    return NOTE_PARTS.split(front)[2::2], text
+
+
+def said_in(messages: Iterable[Message]) -> list[str]:
+    """What the user said, also as it stands in an earlier hand-over note."""
+    said = []
+    for message in messages:
+        content = text_of(message.get("content"))
+        if message["role"] == "user" and content not in NUDGES:
+            said += note_parts(message)[0] if content.startswith(NOTE_HEAD) else [content]
+    return said
+
+
+def listed(said: Sequence[str], room: int) -> list[str]:
+    """The user's messages in so many characters: word for word, or by their first lines."""
+    kept: list[str] = []
+    for text in reversed(said):
+        line = first_line(text)
+        whole = len(text) <= min(SAID_CHARS[1], room - len(said) * 40)
+        kept.append(text if whole or line == text else f"{line} [...]")
+        room -= len(kept[-1]) + len(SAID) + 6
+        if room < 0:
+            kept[-1:] = ["(the archive has more of them)", first_line(said[0])]
+            break
+    return kept[::-1]
+
+
+def facts_of(messages: Sequence[Message]) -> str:
+    """A note without the model: the files that calls named, what was run, and the note before."""
+    files: dict[str, str] = {}
+    runs = []
+    ends = {
+        m["tool_call_id"]: last_line(text_of(m["content"])) for m in messages if "tool_call_id" in m
+    }
+    for call in (call for message in messages for call in calls_of(message)):
+        name, given = call["function"]["name"], read_json_object(call["function"]["arguments"])[0]
+        if command := given.get("command") or given.get("cmd"):
+            runs.append(f"{first_line(str(command))} -> {ends.get(call['id'], '')}")
+        elif path := given.get("path") or given.get("file_path"):
+            files[str(path)] = name
+    rows = [f"{path} ({name})" for path, name in files.items()][-FACTS:]
+    earlier = "".join(note_parts(message)[1] for message in messages)
+    parts = ["(no summary could be had; these are the bare facts)", clip(earlier, FLAT_CHARS[0])]
+    parts += ["Files (last used by):", *rows] if rows else []
+    parts += ["Commands:", *runs[-FACTS:]] if runs else []
+    return "\n".join(filter(None, parts))
+
+
+def last_line(text: str) -> str:
+    """The last line of a result, where the exit code stands."""
+    return text.strip().rpartition("\n")[2][:80]
+
+
+def flatten(messages: Iterable[Message], limit: int) -> str:
+    """Messages as plain text for a summary: no call shapes, each text clipped but earlier notes."""
     lines = []
     for message in messages:
-        if message.get("content"):
-            lines.append(f"{message['role']}: {clip(text_of(message['content']), 4000)}")
+        note = note_parts(message)[1]
+        text = f"your note: {note}" if note else clip(text_of(message.get("content")), limit)
+        if text:
+            lines.append(text if note else f"{message['role']}: {text}")
         for call in calls_of(message):
             function = call["function"]
-            lines.append(f"call: {function['name']} {clip(function['arguments'], 2000)}")
+            lines.append(f"call: {function['name']} {clip(function['arguments'], limit // 2)}")
     return "\n".join(lines)
 
 
@@ -10927,14 +11343,11 @@ class Screen:
         """Something the user should know."""
         self.line(f"agent: {visible(text)}")
 
-    def on_compacted(self, **figures: int) -> None:
+    def on_compacted(self, archive: str, **figures: int) -> None:
         """The conversation was shortened."""
-        self.line(
-            "agent: compacted {messages_before} to {messages_after} messages, about"
-            " {tokens_before} to {tokens_after} tokens; the originals are in the archive".format(
-                **figures
-            )
-        )
+        text = "agent: compacted {messages_before} to {messages_after} messages, about"
+        text += " {tokens_before} to {tokens_after} tokens; the originals are in "
+        self.line(text.format(**figures) + (archive or "memory, as long as the agent runs"))
 
 
 class JsonScreen:
@@ -11330,7 +11743,7 @@ class Repl:
     def do_status(self, _: str) -> None:
         """show model, mode, session and context"""
         agent = self.agent
-        tokens, window = agent.transcript.tokens(), agent.window()
+        tokens, window = agent.tokens(), agent.window()
         told = "" if agent.client.window else "~"
         self.screen.line(f"model: {agent.client.model} at {agent.client.endpoint}")
         self.screen.line(f"mode: {agent.mode}; sandbox: {agent.workspace.sandbox_state}")
@@ -11338,6 +11751,8 @@ class Repl:
         self.screen.line(f"context: ~{tokens} of {told}{window} tokens")
         used = ", ".join(f"{name} {n}" for name, n in agent.session.header["usage"].items())
         self.screen.line(f"used: {used or 'nothing yet'}")
+        if agent.client.cache_fell:
+            self.screen.line(f"cache: {agent.client.cache_fell}")
 
     def do_compact(self, argument: str) -> None:
         """shorten the conversation now: /compact [what to keep]"""
@@ -11529,7 +11944,7 @@ def markdown(session: Session) -> Iterator[str]:
         if message["role"] in ("system", "tool"):
             continue
         by = "User" if message["role"] == "user" else "Assistant"
-        by = "Hand-over note" if content.startswith(SUMMARY_HEAD.strip()) else by
+        by = "Hand-over note" if content.startswith(NOTE_HEAD) else by
         if by != spoke:
             yield f"## {by}"
         spoke = by
@@ -11681,7 +12096,8 @@ def choose_tools(
     )
     built_in = (files.read_file, files.list_files, files.grep, files.write_file, files.edit_file)
     others = (shell.bash, person.ask_user, person.note, web.web_search, web.fetch_url)
-    registry = make_registry([*built_in, *others, *extra])
+    older = RecallTool(lambda: agent.session)
+    registry = make_registry([*built_in, *others, older.recall, *extra])
     for name in (*settings.tools, *settings.exclude_tools):
         if name not in registry:
             raise UsageError(f"there is no tool {name!r} (there are: {', '.join(registry)})")

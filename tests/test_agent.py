@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -1119,7 +1120,8 @@ def test_a_compaction_is_reported_with_its_figures(stage: Callable[..., Stage]) 
     one = stage(itertools.repeat(long_task(8)), tools=[echo], compact_at=20_000.0)
     one.run()
     event = one.of("compacted")[0]
-    assert sorted(event) == ["messages_after", "messages_before", "tokens_after", "tokens_before"]
+    assert set(event) == set(FIELDS["compacted"].split())
+    assert (one.root / event["archive"]).read_text().startswith('{"role":"user"')
     assert event["messages_after"] < event["messages_before"]
     assert event["tokens_after"] < event["tokens_before"]
 
@@ -1142,17 +1144,24 @@ def test_nothing_is_compacted_without_need(
     assert (compactions(one), one.of("compacted")) == ([], [])
 
 
+TEMPLATE = "## Decisions\n- none\n\n**Files**\n\n[list them here]\nOpen work: N/A"
+
+
 @pytest.mark.parametrize(
     "note",
     [
         pytest.param({"status": 400, "body": {"error": {"message": "no notes"}}}, id="fails"),
+        pytest.param({"status": 401, "body": {"error": {"message": "no notes"}}}, id="no key"),
         pytest.param({"fault": "empty_reply"}, id="empty"),
         pytest.param(say("x"), id="calls a tool"),
         pytest.param({"text": "half a no", "finish_reason": "length"}, id="cut"),
+        pytest.param(TEMPLATE, id="only the template"),
+        pytest.param("I'm sorry, but I can't help with that.", id="refused"),
+        pytest.param("word " * 4000, id="longer than what it replaces"),
     ],
 )
-def test_a_note_that_is_none_changes_nothing_and_says_so(
-    stage: Callable[..., Stage], note: dict[str, Any]
+def test_when_the_model_writes_no_note_the_older_part_is_cut_by_rule(
+    stage: Callable[..., Stage], note: Any
 ) -> None:
     work = long_task(8)
 
@@ -1160,12 +1169,11 @@ def test_a_note_that_is_none_changes_nothing_and_says_so(
         return work(request) if "tools" in request else note
 
     one = stage(itertools.repeat(model), tools=[echo], compact_at=20_000.0)
-    result = one.run("the task")
-    assert (result.status, one.of("compacted")) == ("done", [])
-    assert len(results(one.messages)) == 16
-    assert users(one.messages) == ["the task"]
-    assert "not compacted" in one.of("notice")[0]["text"]
-    assert list((one.root / ".agent" / "sessions").glob("*.archive.jsonl")) == []
+    assert one.run("the task").status == "done"
+    assert "the task" in one.messages[1]["content"] and len(one.of("compacted")) > 1
+    assert max(len(r.raw) for r in one.server.requests) < 60_000
+    kept = [*one.agent.session.archived(), *one.messages]
+    assert {t[:3] for t in results(kept) if len(t) > 100} == {f"{n:03}" for n in range(1, 9)}
 
 
 def test_a_threshold_below_the_fixed_part_does_not_ask_for_notes_for_ever(
@@ -1228,6 +1236,184 @@ def test_the_notes_of_the_project_stay_after_a_compaction(stage: Callable[..., S
     one.run()
     assert len(compactions(one)) >= 1
     assert "Always use tabs." in one.sent()[0]["content"]
+
+
+def talk_of(rounds: int) -> list[dict[str, Any]]:
+    """So many questions with long answers."""
+    texts = [text for n in range(rounds) for text in (f"question {n}", f"a{n} {BIG}")]
+    roles = itertools.cycle(["user", "assistant"])
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+
+
+def silent(request: Any) -> dict[str, Any]:
+    """A note that does not come to its end."""
+    return {"text": "NOTE", "hold_after": 1}
+
+
+def compacting(stage: Callable[..., Stage], note: Any, steps: int = 8, **more: Any) -> Stage:
+    """A stage whose model works, and answers a request for a note by what `note` makes of it."""
+    work = long_task(steps)
+
+    def model(request: Any) -> Any:
+        return work(request) if "tools" in request else note(request)
+
+    return stage(itertools.repeat(model), tools=[echo], **{"compact_at": 20_000.0, **more})
+
+
+def note_request(request: Any) -> str:
+    """What a request for a note asks."""
+    return str(request["messages"][1]["content"])
+
+
+def test_a_note_that_takes_too_long_is_asked_for_once_more_with_half_the_text(
+    stage: Callable[..., Stage],
+) -> None:
+    one = compacting(stage, silent, steps=3)
+    one.agent.summary_seconds = 0.4
+    assert one.run("the task").status == "done"
+    first, second = map(note_request, compactions(one)[:2])
+    assert len(second) < len(first) * 0.75
+    assert "bare facts" in one.messages[1]["content"] and len(one.of("compacted")) == 1
+
+
+def test_a_text_larger_than_the_window_is_summed_up_in_pieces(stage: Callable[..., Stage]) -> None:
+    notes = (f"NOTE {n}" for n in itertools.count(1))
+    one = compacting(stage, lambda _: next(notes), compact_at=0.0, context=9000)
+    one.agent.transcript.replace([*one.messages, *talk_of(30)])
+    one.agent.compact("the colour")
+    asked = [note_request(request) for request in compactions(one)]
+    assert 1 < len(asked) <= 8 and max(map(len, asked)) < 9000 * 4
+    assert all("Keep above all: the colour" in text for text in asked)
+    assert ["Your note so far" in text for text in asked] == [n > 0 for n in range(len(asked))]
+    assert f"NOTE {len(asked)}" in one.messages[1]["content"]
+
+
+def test_what_the_user_said_stands_word_for_word_after_three_compactions(
+    stage: Callable[..., Stage],
+) -> None:
+    one = compacting(stage, lambda _: "NOTE", compact_at=0.0)
+    for n in range(3):
+        one.agent.transcript.replace([*one.messages, *talk_of(4)])
+        one.run(f"prompt {n}\nwith a second line")
+        one.agent.compact()
+    whole = "\n".join(users(one.messages))
+    assert all(f"prompt {n}\nwith a second line" in whole for n in range(3))
+    assert whole.count("question 0") == 3 and whole.count("[Hand-over note") == 1
+
+
+def test_old_results_are_clipped_before_a_note_is_asked_for(stage: Callable[..., Stage]) -> None:
+    steps = [run_bash(f"seq {n} 3000") for n in range(1, 8)]
+    steps += [run_bash(f"echo {n}") for n in range(3)]
+    one = stage([*steps, "done"], compact_at=110_000.0)
+    one.run("the task")
+    [event] = one.of("compacted")
+    assert compactions(one) == [] and event["messages_before"] == event["messages_after"]
+    texts = results(one.messages)
+    assert all("recall(query)" in text and len(text) <= 1000 for text in texts[:3])
+    whole = results(list(one.agent.session.archived()))
+    assert len(whole) >= 3 and min(map(len, whole)) > 10_000
+    assert one.agent.session.header["turns"] == [1]
+
+
+def test_one_giant_batch_of_results_is_clipped_and_sent_again(stage: Callable[..., Stage]) -> None:
+    calls = {"calls": [{"name": "bash", "arguments": {"command": f"seq {n} 9999"}} for n in "123"]}
+    overflow = {"fault": "context_overflow"}
+    one = stage([calls, overflow, "done"], compact_at=0.0)
+    assert one.run("the task").text == "done"
+    assert max(map(len, results(one.sent()))) < 10_000 and users(one.sent()) == ["the task"]
+
+
+def test_a_fixed_part_over_the_window_ends_with_figures(stage: Callable[..., Stage]) -> None:
+    Path(stage([]).root, "AGENTS.md").write_text("rule\n" * 3000)
+    one = stage(itertools.repeat({"fault": "context_overflow"}), context=4000)
+    result = one.run("hi")
+    assert (result.status, result.exit_code, len(one.server.requests)) == ("error", 1, 1)
+    last = one.of("notice")[-1]["text"]
+    assert all(word in last for word in ("4000", "AGENTS.md: 3", "--context", "--tools"))
+
+
+@pytest.mark.parametrize(("counted", "times"), [(7000, 1), (0, 0), (3, 0), (10**7, 0)])
+def test_a_count_of_the_server_decides_when_it_can_be_true(
+    stage: Callable[..., Stage], counted: int, times: int
+) -> None:
+    told = say("a") | {"usage": {"prompt_tokens": counted}}
+    one = stage([told, *["NOTE"] * times, "done"], tools=[echo], context=8000)
+    one.agent.transcript.replace([*one.messages, *talk_of(3)])
+    assert one.run().text == "done"
+    assert len(one.of("compacted")) == times
+
+
+def test_the_messages_of_a_request_begin_with_those_of_the_one_before(
+    stage: Callable[..., Stage],
+) -> None:
+    steps = [say(f"{n}", name="act" if n % 3 else "echo") for n in range(60)]
+    one = stage([*steps, "done"], tools=[echo, act])
+    assert one.run().text == "done"
+    for before, after in itertools.pairwise(one.server.requests):
+        head = before.raw[: before.raw.rindex(b"]}")]
+        assert after.raw.startswith(head)
+    assert (one.agent.client.differs, one.agent.client.cache_fell) == (None, "")
+
+
+def cached(text: str, tokens: int) -> dict[str, Any]:
+    """A reply whose prompt was cached so far."""
+    return {"text": text, "usage": {"prompt_tokens_details": {"cached_tokens": tokens}}}
+
+
+def test_the_first_message_that_differs_is_named_when_the_cache_is_lost(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage([cached("a", 900), cached("b", 0), cached("c", 900), cached("d", 0)])
+    one.run("one")
+    one.run("two")
+    assert one.agent.client.cache_fell == "nothing differs: the server dropped its cache"
+    one.run("three")
+    one.agent.transcript.messages[2] = {"role": "assistant", "content": "other"}
+    one.run("four")
+    fell = one.agent.client.cache_fell
+    assert fell == "message 2 (assistant) differs from the request before"
+
+
+def test_recall_finds_what_fits_best_in_what_was_removed(stage: Callable[..., Stage]) -> None:
+    one = stage(["NOTE"], tools=[echo], compact_at=0.0)
+    recall = one.agent.tools["recall"].function
+    assert "nothing was removed" in recall("zebra")
+    odd = {"role": "assistant", "content": f"The Zebra is in stripes.py:12.\n{BIG}"}
+    one.agent.transcript.replace([*one.messages, *talk_of(3), odd, *talk_of(8)])
+    one.agent.compact()
+    assert recall("ZEBRA stripes.py").startswith("[message 7, assistant]\nThe Zebra is in")
+    assert "no passage" in recall("giraffe") and "not shown" not in recall("word")
+
+
+NOTES = ["NOTE a.py:12", {"status": 400}, {"fault": "empty_reply"}, say("x"), TEMPLATE]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_comes_the_turns_end_and_the_task_survives(
+    stage: Callable[..., Stage], seed: int
+) -> None:
+    chance = random.Random(seed)
+    window = chance.choice([6000, 12_000])
+    refusal = f"maximum context length is {window} tokens"
+
+    def model(request: Any) -> Any:
+        if len(request.raw) // 4 > window:
+            return {"status": 400, "body": {"error": {"message": refusal}}}
+        if "tools" not in request:
+            return chance.choice(NOTES)
+        if chance.random() < 0.2:
+            return "done"
+        sizes = chance.choices([5, 900, 15_000], k=chance.choice([1, 1, 6]))
+        steps = [{"command": f"head -c {n} /dev/zero | tr '\\0' {len(sizes)}"} for n in sizes]
+        return {"calls": [{"name": "bash", "arguments": each} for each in steps]}
+
+    told = {"context": chance.choice([0, window]), "compact_at": chance.choice([0.0, 0.75, 9e3])}
+    one = stage(itertools.repeat(model), max_turns=12, **told)
+    for n in range(3):
+        task, before = f"task {n}\n" + "word " * 200, len(one.server.requests)
+        assert one.run(task).exit_code in (0, 1, 53)
+        assert task in "".join(users(one.messages)) and problems(one.messages) == []
+        assert len(one.server.requests) - before < 60
 
 
 # -- hooks
@@ -1482,7 +1668,7 @@ FIELDS = {
     "tool_output": "id text",
     "tool_result": "id name status content decision rule ms",
     "retry": "attempt of delay reason restarts_reply",
-    "compacted": "messages_before messages_after tokens_before tokens_after",
+    "compacted": "messages_before messages_after tokens_before tokens_after archive",
     "notice": "level text",
     "usage": "model prompt_tokens completion_tokens cached_tokens cost_usd estimated",
     "result": "status exit_code text session_id turns usage ms denied",

@@ -873,6 +873,20 @@ def test_the_backup_is_the_session_as_it_stood_when_the_last_turn_began(tmp_path
     assert file_of(made).read_bytes() != before
 
 
+def test_what_a_crash_left_in_the_archive_does_not_count_and_is_cut_off(folder):
+    session = new_session(folder, {}, 0.0)
+    session.transcript.replace(TALK)
+    session.archive(TALK[:1])
+    session.save()
+    session.archive(TALK[1:2])
+    session.close()
+    again, _ = open_session(session.path)
+    assert list(again.archived()) == TALK[:1]
+    again.archive(TALK[2:3])
+    assert list(again.archived()) == [TALK[0], TALK[2]]
+    again.close()
+
+
 def test_removed_messages_are_added_to_the_archive_one_a_line(folder):
     session = new_session(folder, {}, NOW)
     session.archive(TALK[:2])

@@ -139,6 +139,7 @@ PARAMETERS = {
     "note": (["text"], []),
     "web_search": (["query"], ["max_results"]),
     "fetch_url": (["url"], ["start"]),
+    "recall": (["query"], []),
 }
 
 
