@@ -4602,10 +4602,8 @@ def exit_code_of(stop: KeyboardInterrupt) -> int:
 
 
 def stronger(first: KeyboardInterrupt, later: KeyboardInterrupt) -> KeyboardInterrupt:
-    """Of two the one that counts: the time budget is the weakest, Ctrl-C only ends the turn."""
-    weak = (LIMIT_CODE, SIGINT_CODE)
-    ranks = [(*weak, exit_code_of(stop)).index(exit_code_of(stop)) for stop in (first, later)]
-    return later if ranks[1] > ranks[0] else first
+    """Of two the one that counts: Ctrl-C only ends the turn, the time budget not even that."""
+    return later if isinstance(later, Stop) or isinstance(first, TimeUp) else first
 
 
 TIMER_AGAIN_SECONDS = 5.0  # a TimeUp may be lost where Python runs a finalizer
@@ -4618,8 +4616,9 @@ def in_time(seconds: float, action: Callable[[], str | None]) -> str | None:
     Only in the main thread, where signals arrive. The caller's handler and timer come back.
     """
 
-    def ring(number: int, frame: Any) -> NoReturn:
-        raise TimeUp
+    def ring(number: int, frame: Any) -> None:
+        if not isinstance(sys.exception(), KeyboardInterrupt):  # else the end has come already
+            raise TimeUp
 
     if not seconds or threading.current_thread() is not threading.main_thread():
         return action()
@@ -9547,6 +9546,7 @@ class Budgets:
         self.limits = dict(self.amounts)  # with what a person has added; 0: none
         self.noted: set[str] = set()  # of these the model knows that they come to an end
         self.steps, self.tokens, self.money = 0, 0, 0.0
+        self.report_seconds = REPORT_SECONDS
         self.began = time.monotonic()
 
     def begin(self) -> None:
@@ -9571,7 +9571,7 @@ class Budgets:
     def seconds_left(self, last: str) -> float:
         """How long the next step may take, 0: as long as it wants; `last`: what is used up."""
         if last == "seconds":
-            return REPORT_SECONDS
+            return self.report_seconds
         if not self.limits["seconds"]:
             return 0.0
         # A little more: behind it no doubt is left that the budget is used up.
@@ -9584,7 +9584,7 @@ class Budgets:
         lines = []
         for unit, used in self.used().items():
             limit = self.limits[unit]
-            if limit and 10 * used >= 9 * limit and unit not in self.noted:
+            if limit and round(10 * used - 9 * limit, 9) >= 0 and unit not in self.noted:
                 self.noted.add(unit)
                 told = {"used": amount_text(used), "limit": amount_text(limit), "unit": unit}
                 lines.append(NEARLY_USED.format(**told))
@@ -9958,26 +9958,28 @@ class Agent:
         self.client.filled = told["prompt_tokens"] + told["completion_tokens"], "estimated" in told
 
     def spend(self, reply: Reply) -> dict[str, Any]:
-        """Add up what a reply cost, of a step or of a summary, and report it; what is untold is
-        estimated."""
+        """Add up what a reply cost, of a step or a summary; what is untold is estimated."""
+        told = reply.usage if reply.usage.get("prompt_tokens") else {}  # zeros tell nothing
         message = {key: value for key, value in reply.message.items() if key != "_"}
-        untold = {"prompt_tokens": reply.sent}
-        if message["content"] or message.get("tool_calls"):
-            untold["completion_tokens"] = estimate_tokens(encode(message))
-        usage: dict[str, Any] = {"completion_tokens": 0, "cached_tokens": 0, **reply.usage}
-        missing = {name: number for name, number in untold.items() if not usage.get(name)}
-        usage |= missing
+        empty = not (message["content"] or message.get("tool_calls"))
+        about = {
+            "prompt_tokens": reply.sent,
+            "completion_tokens": 0 if empty else estimate_tokens(encode(message)),
+            "cached_tokens": 0,
+        }
+        estimated = not {"prompt_tokens", "completion_tokens"} <= told.keys()
+        usage: dict[str, Any] = about | told
         cost = reply.cost
         if cost is None and (price := self.client.price(self.client.model)):
             cost = cost_of(usage, price)
         self.budgets.tokens += usage["prompt_tokens"] + usage["completion_tokens"]
-        self.budgets.money += cost or 0.0
+        self.budgets.money = round(self.budgets.money + (cost or 0.0), 10)
         row = usage | ({"unpriced": 1} if cost is None else {"cost_usd": cost})
-        row |= {"estimated": 1} if missing else {}
+        row |= {"estimated": 1} if estimated else {}
         for total in (self.usage, self.session.header["usage"]):
             total |= {name: round(n + amount_of(total, name), 10) for name, n in row.items()}
         model = reply.message["_"]["answered"]
-        self.emit("usage", model=model, cost_usd=cost, estimated=bool(missing), **usage)
+        self.emit("usage", model=model, cost_usd=cost, estimated=estimated, **usage)
         return row
 
     # -- budgets
@@ -10760,7 +10762,7 @@ def money_text(total: Mapping[str, Any], about: str) -> str:
     if "cost_usd" not in total:
         return "unpriced"
     digits = 7 if 0 < cost < 0.001 else 4
-    return f"{about}${cost:,.{digits}f}" + (f" and {unpriced} replies unpriced" if unpriced else "")
+    return f"{about}${cost:,.{digits}f}" + (f" and {unpriced} unpriced" if unpriced else "")
 
 
 def invisible_note(count: int) -> str:
