@@ -270,6 +270,14 @@ PROVIDERS = {
     "llamacpp": Provider("http://127.0.0.1:8080/v1"),
     "vllm": Provider("http://127.0.0.1:8000/v1"),
 }
+Price: TypeAlias = "tuple[float, float, float]"  # USD per million tokens, as PRICE_KEYS
+PRICE_KEYS = ("input", "cached", "output")
+BUDGETS = {  # unit -> its setting and flag; steps and seconds count for one prompt
+    "steps": ("max_turns", "--max-turns"),
+    "tokens": ("max_tokens_total", "--max-tokens-total"),
+    "USD": ("max_budget_usd", "--max-budget-usd"),
+    "seconds": ("timeout", "--timeout"),
+}
 KEY_NAMES = ("AGENT_API_KEY", *sorted({p.key_name for p in PROVIDERS.values() if p.key_name}))
 
 
@@ -298,6 +306,11 @@ class Settings:
     tools: tuple[str, ...] = ()  # only these; (): all
     exclude_tools: tuple[str, ...] = ()
     max_turns: int = 100  # model steps for one prompt; 0: no limit
+    max_tokens_total: int = 0  # sent and received as long as the agent runs; 0: no limit
+    max_budget_usd: float = 0.0  # the same in money
+    timeout: float = 0.0  # seconds for one prompt; 0: no limit
+    check: str = ""  # a command that has the last word on a turn
+    prices: Mapping[str, Price] = field(default_factory=dict)  # by model
     append_system_prompt: str = ""
     hooks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # event -> argv
     hook_seconds: float = 60.0  # after which a hook is ended
@@ -318,7 +331,12 @@ class Settings:
             raise UsageError(f"base URL {self.base_url!r} does not start with http:// or https://")
         if not re.fullmatch(r"[!-~]*", str(self.api_key or "")):
             raise UsageError("the API key holds a blank or a character that no header can carry")
-        for name in ("context", "compact_at", "max_turns"):
+        if not isinstance(self.check, str) or (self.check and not self.check.strip()):
+            raise UsageError(f"check must be a command, not {self.check!r}")
+        for model, price in self.prices.items():
+            if not isinstance(price, tuple) or list(map(is_amount, price)) != [True] * 3:
+                raise UsageError(f'prices."{model}" must be three numbers of 0 or more')
+        for name in ("context", "compact_at", *(setting for setting, _ in BUDGETS.values())):
             if isinstance(getattr(self, name), bool | str | None):
                 raise UsageError(f"{name} must be a number")
             if not 0 <= getattr(self, name) < sys.maxsize:  # also refuses NaN
@@ -329,6 +347,11 @@ class Settings:
         """The root of the API, without a slash at its end."""
         row = PROVIDERS[self.provider or "openai"]
         return (self.base_url or row.base_url).rstrip("/")
+
+
+def is_amount(value: Any) -> bool:
+    """Whether this is a finite number of 0 or more; True is none."""
+    return type(value) in (int, float) and 0 <= value < 1e15
 
 
 def is_web_address(url: str) -> bool:
@@ -356,6 +379,7 @@ CONFIG_TYPES: dict[str, type] = {
     "fetch_hosts": list,
     "env_keep": list,
     "hooks": dict,
+    "prices": dict,
 }
 ENVIRONMENT = {
     "AGENT_MODEL": "model",
@@ -384,7 +408,10 @@ def read_config(path: Path) -> dict[str, Any]:
         if wanted is None:
             raise UsageError(f"{path}: unknown key {key!r} (known: {', '.join(CONFIG_TYPES)})")
         if wanted is dict:
-            value = table[key] = read_hooks(path, value)
+            if not isinstance(value, dict):
+                raise UsageError(f"{path}: {key} must be a table, not {value!r}")
+            read = {"hooks": read_hooks, "prices": read_prices}[key]
+            value = table[key] = read(path, value)
         if wanted is float and type(value) is int:
             value = float(value)
         fits = type(value) is wanted
@@ -404,10 +431,8 @@ def config_folder(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("XDG_CONFIG_HOME") or f"{home}/.config") / "agent"
 
 
-def read_hooks(path: Path, table: Any) -> dict[str, tuple[str, ...]]:
+def read_hooks(path: Path, table: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """The `[hooks]` table: event -> argv. Raises UsageError."""
-    if not isinstance(table, dict):
-        raise UsageError(f"{path}: hooks must be a table, not {table!r}")
     for event, argv in table.items():
         if event not in HOOK_EVENTS:
             known = ", ".join(HOOK_EVENTS)
@@ -416,6 +441,26 @@ def read_hooks(path: Path, table: Any) -> dict[str, tuple[str, ...]]:
             shape = "list of strings, a program and its arguments"
             raise UsageError(f"{path}: hooks.{event} must be a {shape}, not {argv!r}")
     return {event: tuple(argv) for event, argv in table.items()}
+
+
+def read_prices(path: Path, table: Mapping[str, Any]) -> dict[str, Price]:
+    """The `[prices."model"]` tables; what is cached costs as much as the rest unless it is told."""
+    found = {}
+    for model, row in table.items():
+        place = f'{path}: prices."{model}"'
+        if not isinstance(row, dict):
+            raise UsageError(f"{place} must be a table, not {row!r}")
+        for key, value in row.items():
+            if key not in PRICE_KEYS:
+                known = f"{', '.join(PRICE_KEYS)}; a model with a dot is quoted"
+                raise UsageError(f"{place}: unknown key {key!r} (known: {known})")
+            if not is_amount(value):
+                raise UsageError(f"{place}: {key} must be a number of 0 or more, not {value!r}")
+        if missing := {"input", "output"} - row.keys():
+            raise UsageError(f"{place}: {' and '.join(sorted(missing))} must be told")
+        full = {"cached": row["input"], **row}
+        found[model] = (full["input"], full["cached"], full["output"])
+    return found
 
 
 def read_env_file(path: Path) -> dict[str, str]:
@@ -516,6 +561,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--output-format", choices=formats, default="text", help="of a one-shot run's stdout")
     add("--json", dest="output_format", action="store_const", const=formats[2], help="stream-json")
     add("--max-turns", "--max-steps", type=int, metavar="N", help="model steps (default: 100)")
+    number, amount = positive(int), positive(float)
+    add("--max-tokens-total", type=number, metavar="N", help="tokens, as long as the agent runs")
+    add("--max-budget-usd", type=amount, metavar="X", help="money, as long as the agent runs")
+    add("--timeout", type=amount, metavar="SECONDS", help="time for one prompt")
+    add("--check", type=not_blank, metavar="CMD", help="must pass before a turn counts as done")
     add("--context", type=int, metavar="TOKENS", help="the context window")
     add("--append-system-prompt", metavar="TEXT", help="added to the system prompt")
     add("--bare", action="store_true", help="no AGENTS.md, no user config, no hooks")
@@ -578,6 +628,28 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, arg
     values["keys"] = {name: merged[name] for name in KEY_NAMES if merged.get(name)}
     kept = not flags.no_session
     return Settings(**values, unattended=flags.yes, save_session=kept, environ=dict(environ)), flags
+
+
+def positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The type of a flag that takes a number above 0."""
+
+    def convert(text: str) -> Any:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = 0
+        if not 0 < number < sys.maxsize:
+            raise argparse.ArgumentTypeError(f"a number above 0 is needed, not {text!r}")
+        return number
+
+    return convert
+
+
+def not_blank(text: str) -> str:
+    """The type of a flag that takes a text."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("nothing is given")
+    return text
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -1932,6 +2004,8 @@ class Reply:
     end: str = "complete"  # or "length", "filtered": then no call may run
     announced: bool = False  # the server named calls as the reason to stop, and sent none
     usage: dict[str, int] = field(default_factory=dict)
+    sent: int = 0  # tokens of the request, estimated
+    cost: float | None = None  # in USD, None: not known
 
 
 # -- the reader ---------------------------------------------------------------
@@ -2170,6 +2244,7 @@ class Resolver:
         self.extras: dict[str, Any] = {}
         self.thoughts: dict[str, list[str]] = {}  # by the key it came under
         self.usage: dict[str, int] = {}
+        self.cost: float | None = None  # as the server tells it
         self.finish = ""  # the words for the end, all that came
         self.model = ""
         self.done = False  # [DONE] was read, or a whole JSON reply
@@ -2226,6 +2301,8 @@ class Resolver:
         for place in (event, object_in(event, "x_groq"), *(event.get("choices") or ())):
             if isinstance(place, dict) and place.get("usage"):
                 self.usage = numbers_of(place["usage"]) or self.usage
+                told = object_in(place, "usage").get("cost")  # OpenRouter, in USD
+                self.cost = told if is_amount(told) else self.cost
 
     def _choice(self, choice: Mapping[str, Any]) -> tuple[str, str]:
         """One choice: a delta, a whole message, or legacy text."""
@@ -2331,7 +2408,7 @@ class Resolver:
             message["tool_calls"] = calls
         named = bool(CALL_WORDS.search(self.finish))
         announced = not calls and (named or self._call_in_text(text))
-        return Reply(message, end, announced, self.usage)
+        return Reply(message, end, announced, self.usage, cost=self.cost)
 
 
 # A call that a server without a parser for its model leaves in the text (Qwen, Hermes).
@@ -2382,6 +2459,41 @@ def numbers_of(usage: Any) -> dict[str, int]:
     }
     known = {name: n for name, n in found.items() if isinstance(n, int | float)}
     return {name: int(n) for name, n in known.items() if 0 <= n < 1e15}
+
+
+def cost_of(usage: Mapping[str, int], price: Price) -> float:
+    """USD for these tokens.
+
+    >>> cost_of({"prompt_tokens": 1000, "cached_tokens": 600, "completion_tokens": 100}, (2, 1, 8))
+    0.0022
+    """
+    sent = usage.get("prompt_tokens", 0)
+    cached = min(usage.get("cached_tokens", 0), sent)
+    counts = (sent - cached, cached, usage.get("completion_tokens", 0))
+    return round(float(sum(map(operator.mul, counts, price))) / 1e6, 10)
+
+
+def prices_in(answer: Any) -> dict[str, Price]:
+    """Prices by model in an answer of /models, where they are USD per token in a string."""
+    rows = answer.get("data") if isinstance(answer, dict) else None
+    found = {}
+    for row in rows if isinstance(rows, list) else ():
+        told = object_in(row, "pricing") if isinstance(row, dict) else {}
+        sent, received = amount_in(told.get("prompt")), amount_in(told.get("completion"))
+        if sent is not None and received is not None:
+            cached = amount_in(told.get("input_cache_read"))
+            cached = sent if cached is None else cached
+            found[str(row.get("id"))] = (sent * 1e6, cached * 1e6, received * 1e6)
+    return found
+
+
+def amount_in(told: Any) -> float | None:
+    """The amount in a number or in a string of one, None when it is none."""
+    try:
+        number = float(told) if isinstance(told, str) else told
+    except ValueError:
+        return None
+    return float(number) if is_amount(number) else None
 
 
 def split_content(content: Any) -> tuple[str, str]:
@@ -2807,6 +2919,9 @@ class Client:
         self.window = settings.context  # tokens, 0: not told
         self.model = settings.model
         self.key = settings.api_key or ""
+        self.prices: Mapping[str, Price] = settings.prices
+        self.listed: dict[str, Price] = {}  # prices that the endpoint tells
+        self.filled = (0, False)  # tokens of the last request with its reply; estimated or not
         self.emit = emit
         self.sleep = sleep
         self.clock = clock
@@ -2886,6 +3001,7 @@ class Client:
     def forget_projection(self) -> None:
         """After a switch, an adaptation or a compaction: what was encoded for sending is stale."""
         self._projected.clear()
+        self.filled = (0, False)
 
     def complete(
         self,
@@ -2909,6 +3025,7 @@ class Client:
                 reply = self._attempt(body, offered)
                 self._notice_cut_prompt(reply, body)
                 self._compare(reply)
+                reply.sent = len(body) // 4
                 return reply
             except (KeyRefused, ContextOverflow):
                 raise
@@ -3050,6 +3167,8 @@ class Client:
         resolver = Resolver(offered)
         self._read_stream(response, resolver)
         reply = resolver.resolve()
+        if reply.cost is None:  # a zero there only means that the stream had not begun
+            reply.cost = amount_in(response.headers.get("x-litellm-response-cost")) or None
         self._show_rest(text_of(reply.message["content"]))
         model = resolver.model or self.model
         reply.message["_"] = {"model": self.model, "answered": model, "endpoint": self.endpoint}
@@ -3152,6 +3271,7 @@ class Client:
             if answer.status_code != 200:
                 raise ProviderError(f"{self.endpoint} lists no models ({answer.status_code})")
             listed = answer.json()["data"]
+            self.listed |= prices_in({"data": listed})
             return [str(row["id"]) for row in listed]
         except requests.exceptions.ConnectionError as error:
             reason = self.mask(connection_reason(error, self.endpoint))
@@ -3174,8 +3294,21 @@ class Client:
         if is_local(self.endpoint):
             asked += [(f"{root}/api/show", {"model": self.model}), (f"{root}/props", None)]
         for url, question in asked:
-            self.window = self.window or window_in(self._ask(url, question), self.model)
+            answer = self._ask(url, question)
+            self.listed |= prices_in(answer)
+            self.window = self.window or window_in(answer, self.model)
         return self.window
+
+    def price(self, model: str, *, must: bool = False) -> Price | None:
+        """What a model costs, None: not known. `must`: ask the endpoint, or raise UsageError."""
+        found = self.prices.get(model) or self.listed.get(model)
+        if must and not found:
+            self.listed |= prices_in(self._ask(f"{self.endpoint}/models", None))
+            found = self.listed.get(model)
+        if must and not found:
+            key = f'[prices."{model}"] with input and output'
+            raise UsageError(f"no price is known for --max-budget-usd: put {key} into config.toml")
+        return found
 
     def _ask(self, url: str, question: Any) -> Any:
         """The JSON of a side question, None when there is none."""
@@ -4884,12 +5017,56 @@ class Stop(KeyboardInterrupt):
         self.output = output
 
 
-SIGINT_CODE = 130
+class TimeUp(Stop):
+    """The time budget is used up; ends whatever runs, as Ctrl-C does (53)."""
+
+    def __init__(self) -> None:
+        super().__init__(LIMIT_CODE)
+
+
+SIGINT_CODE, LIMIT_CODE = 130, 53
 
 
 def exit_code_of(stop: KeyboardInterrupt) -> int:
     """What the process ends with: a plain KeyboardInterrupt is Ctrl-C."""
     return stop.exit_code if isinstance(stop, Stop) else SIGINT_CODE
+
+
+def stronger(first: KeyboardInterrupt, later: KeyboardInterrupt) -> KeyboardInterrupt:
+    """Of two the one that counts: Ctrl-C only ends the turn, the time budget not even that."""
+    return later if isinstance(later, Stop) or isinstance(first, TimeUp) else first
+
+
+TIMER_AGAIN_SECONDS = 5.0  # a TimeUp may be lost where Python runs a finalizer
+TIMER_LIMIT_SECONDS = 1e8
+
+
+def in_time(seconds: float, action: Callable[[], str | None]) -> str | None:
+    """What `action` returns; TimeUp is raised in it after so many seconds, 0: never.
+
+    Only in the main thread, where signals arrive. The caller's handler and timer come back.
+    """
+
+    def ring(number: int, frame: Any) -> None:
+        if not isinstance(sys.exception(), KeyboardInterrupt):  # else the end has come already
+            raise TimeUp
+
+    if not seconds or threading.current_thread() is not threading.main_thread():
+        return action()
+    began, old = time.monotonic(), (0.0, 0.0)
+    handler = signal.signal(signal.SIGALRM, ring)
+    try:
+        try:
+            wait = min(seconds, TIMER_LIMIT_SECONDS)
+            old = signal.setitimer(signal.ITIMER_REAL, wait, TIMER_AGAIN_SECONDS)
+            return action()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
+        if old[0]:
+            left = max(old[0] - (time.monotonic() - began), 0.001)
+            signal.setitimer(signal.ITIMER_REAL, left, old[1])
 
 
 HEAD_BYTES, TAIL_BYTES = 12_000, 48_000  # of a command's output kept in memory
@@ -5068,7 +5245,7 @@ class CommandHost:
             if answer is None:
                 self._end(reader, capture)
         except KeyboardInterrupt as error:
-            last = self._end(reader, capture) or error
+            last = stronger(error, self._end(reader, capture) or error)
             self._drain(reader, take, keep=False)
             raise Stop(exit_code_of(last), capture.text()) from error
         except (OSError, ToolError) as error:
@@ -5150,8 +5327,8 @@ class CommandHost:
     def _end(self, reader: int, capture: Capture) -> KeyboardInterrupt | None:
         """End everything the running command started, politely first; its last words are kept.
 
-        A further Ctrl-C goes on to the next signal, so that nothing is left running; a SIGTERM or
-        SIGHUP that came meanwhile is returned.
+        A further Ctrl-C goes on to the next signal, so that nothing is left running; what came
+        meanwhile is returned.
         """
         later: KeyboardInterrupt | None = None
         for number in (15, 9, 9):
@@ -5161,7 +5338,7 @@ class CommandHost:
                     self.channel.sendall(encode({"end": 9}).encode() + b"\n")
                     break
             except KeyboardInterrupt as stop:
-                later = stop if isinstance(stop, Stop) else later
+                later = stronger(later or stop, stop)
             except (OSError, ToolError, AttributeError):  # the host is gone
                 self.close()
                 break
@@ -7234,6 +7411,9 @@ HELD_CHARS = 200
 ESCAPE_BEGUN = Regex(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b\n]*)?$")
 
 
+MOST_SECONDS = 3600  # for one command
+
+
 class ShellTools:
     """Commands."""
 
@@ -7256,7 +7436,10 @@ class ShellTools:
         timeout: seconds after which it is ended (at most 3600)
         network: say true when the command needs the network
         """
-        seconds = min(max(1, timeout), 3600)
+        return self.run(command, min(max(1, timeout), MOST_SECONDS), network=network)[1]
+
+    def run(self, command: str, seconds: int, *, network: bool = False) -> tuple[int | None, str]:
+        """The exit code of a command, None when its time was up, and its output with the end."""
         path = self.output_folder / f"{self.call_id}.txt" if self.output_folder else None
         capture = Capture(path)
         self.decoder.reset()
@@ -7270,7 +7453,7 @@ class ShellTools:
         head, _, last = self._result(capture, code, left, seconds).rpartition("\n")
         missed = self._withheld(f"{command}\n{head}") if code else ""
         walls = self._walls(head, failed=bool(code), network=network)
-        return f"{head}{missed}{walls}\n{last}"
+        return code, f"{head}{missed}{walls}\n{last}"
 
     def _walls(self, output: str, *, failed: bool, network: bool) -> str:
         """What the sandbox did, and what a command that failed may have run into."""
@@ -9596,14 +9779,20 @@ SANDBOX_MEANING = (
     " outside the folder and /tmp, and .git/config, .git/hooks and the like can not be changed."
 )
 LAST_REQUEST = (
-    "[note: the budget of {limit} steps is used up; this is the last request. Call no more tools:"
+    "[note: the budget of {limit} {unit} is used up; this is the last request. Call no more tools:"
     " report what was done, what was checked and what is left.]"
 )
-NEARLY_USED = "[note: {used} of {limit} steps are used; come to an end.]"
+NEARLY_USED = "[note: {used} of {limit} {unit} are used; come to an end.]"
+NO_BUDGET = "not run: the budget is used up"
+REPORT_SECONDS = 60.0  # for the last request, when it is the time that is used up
+CHECK_SECONDS = 60  # that --check may take at the least, however short --timeout is
+FAILED_CHECK = "[the command that checks your work failed: {command}\nGo on until it passes.]\n"
+CHECKS_IDLE = 2  # replies to a failed check that call nothing, in a row; then the turn ends
 REPEATED = "[note: this is the third equal call with an equal result; do something else.]"
 REPEATS_NOTED, REPEATS_ENDED = 3, 5
 MOVED = "[note: this project was at {before} when that was said; it is at {root} now]"
 INTERRUPTED_BY_USER = "[interrupted by the user; it may have had effects]"
+INTERRUPTED_BY_TIME = "[ended: the time budget is used up; it may have had effects]"
 CUT_NOTE = (
     "Your reply was cut at the output limit and nothing of it was run. Work in smaller parts."
 )
@@ -9654,11 +9843,11 @@ FACTS = 40  # files and commands named by a note that is written without the mod
 class Result:
     """How a run ended."""
 
-    status: str  # done, limit, needs_permission, cancelled, error
+    status: str  # done, check_failed, limit, needs_permission, cancelled, error
     exit_code: int
     text: str = ""
     turns: int = 0  # model steps
-    usage: dict[str, int] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)  # tokens by kind; cost_usd, None: unknown
     ms: int = 0
     session_id: str = ""
     denied: list[dict[str, Any]] = field(default_factory=list)
@@ -9753,7 +9942,7 @@ class HookRun:
             try:
                 self.over.wait(SLICE_SECONDS)
             except KeyboardInterrupt as later:
-                stop = later if isinstance(later, Stop) else stop
+                stop = stronger(stop, later)
         return stop
 
     def _work(self, root: Path, environ: Mapping[str, str]) -> None:
@@ -9864,6 +10053,62 @@ class Running:
     error: ToolError | None = None
 
 
+class Budgets:
+    """How much of each budget is used: of steps and seconds for one prompt, of tokens and money
+    as long as the agent runs."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.amounts: dict[str, float] = {
+            unit: getattr(settings, name) for unit, (name, _) in BUDGETS.items()
+        }
+        self.limits = dict(self.amounts)  # with what a person has added; 0: none
+        self.noted: set[str] = set()  # of these the model knows that they come to an end
+        self.steps, self.tokens, self.money = 0, 0, 0.0
+        self.report_seconds = REPORT_SECONDS
+        self.began = time.monotonic()
+
+    def begin(self) -> None:
+        """A new prompt."""
+        self.limits.update({unit: self.amounts[unit] for unit in ("steps", "seconds")})
+        self.noted.clear()
+
+    def used(self) -> dict[str, float]:
+        """How much of each is used."""
+        counts = (self.steps, self.tokens, self.money, time.monotonic() - self.began)
+        return dict(zip(BUDGETS, counts, strict=True))
+
+    def ended(self) -> str:
+        """The unit of one that is used up, "" while all last."""
+        return next((u for u, used in self.used().items() if 0 < self.limits[u] <= used), "")
+
+    def extend(self, unit: str) -> None:
+        """As much again from now on."""
+        self.limits[unit] = self.used()[unit] + self.amounts[unit]
+        self.noted.discard(unit)
+
+    def seconds_left(self, last: str) -> float:
+        """How long the next step may take, 0: as long as it wants; `last`: what is used up."""
+        if last == "seconds":
+            return self.report_seconds
+        if not self.limits["seconds"]:
+            return 0.0
+        # A little more: behind it no doubt is left that the budget is used up.
+        return max(0.0, self.limits["seconds"] - self.used()["seconds"]) + 0.01
+
+    def note(self, last: str = "") -> str:
+        """What the model is to know: its last request, or once that a budget is nearly used."""
+        if last:
+            return LAST_REQUEST.format(limit=amount_text(self.limits[last]), unit=last)
+        lines = []
+        for unit, used in self.used().items():
+            limit = self.limits[unit]
+            if limit and round(10 * used - 9 * limit, 9) >= 0 and unit not in self.noted:
+                self.noted.add(unit)
+                told = {"used": amount_text(used), "limit": amount_text(limit), "unit": unit}
+                lines.append(NEARLY_USED.format(**told))
+        return "\n".join(lines)
+
+
 class Agent:
     """One conversation: the session, the client, the tools and the loop that joins them."""
 
@@ -9899,10 +10144,10 @@ class Agent:
         self.failing: set[int] = set()  # hooks whose failure was reported
         self.denied: list[dict[str, Any]] = []  # calls of this run that were not permitted
         self.unattended = False  # one of them needed a human and there was none
-        self.usage: dict[str, int] = {}  # of this run
-        self.turns = 0
+        self.usage: dict[str, Any] = {}  # of this run
+        self.budgets = Budgets(settings)
+        self.sent: Message = {}  # the last message of the last request
         self.task = ""  # the current user message
-        self.limit = 0  # of steps for this prompt; 0: none
         self.nudges = 0  # replies of this turn that were neither calls nor an answer
         self.streak: list[tuple[str, str, str]] = []  # equal calls with equal results, in a row
         self.window_asked = False
@@ -9925,6 +10170,7 @@ class Agent:
     def use_session(self, session: Session) -> None:
         """Go on in this session; its system message is built anew."""
         self.session, header = session, session.header
+        self.client.filled = (0, False)
         if not isinstance(header.get("turns"), list):  # from elsewhere
             users = enumerate(message["role"] == "user" for message in self.transcript.messages)
             header["turns"] = [at for at, is_user in users if is_user]
@@ -9990,7 +10236,8 @@ class Agent:
         return f"commands run without a sandbox: {reason}"
 
     def set_model(self, model: str) -> None:
-        """Go on with another model of the same endpoint."""
+        """Go on with another model of the same endpoint. Raises UsageError."""
+        self.client.price(model, must=self.settings.max_budget_usd > 0)
         self.client.model = self.session.header["model"] = model
         self.client.window, self.window_asked = self.settings.context, False
         self.client.forget_projection()
@@ -10007,6 +10254,7 @@ class Agent:
         settings = dataclasses.replace(self.settings, **changes, model=row.model)
         client = Client(settings, self.emit, sleep=self.client.sleep)
         client.model = row.model or client.first_model()
+        client.price(client.model, must=settings.max_budget_usd > 0)
         self.client.close()
         self.settings, self.client, self.window_asked = settings, client, False
         self.session.header.update(model=client.model, base_url=client.endpoint)
@@ -10043,12 +10291,12 @@ class Agent:
         """Take a prompt to the model's answer. Ctrl-C ends the turn, not the session."""
         if not isinstance(prompt, str):
             raise UsageError("the prompt must be text")
-        began = time.monotonic()
-        self.denied, self.turns, self.usage, self.unattended = [], 0, {}, False
+        self.budgets.began, self.budgets.steps = time.monotonic(), 0
+        self.denied, self.usage, self.unattended = [], {}, False
         result = Result("done", 0)
         try:
             result.text = self.run_turn(self.mask(clean(prompt)))
-            if self.unattended:
+            if self.unattended and not self.settings.check:
                 result.status, result.exit_code = "needs_permission", 77
         except TurnEnd as end:
             result = Result(end.status, end.exit_code, end.text)
@@ -10062,9 +10310,9 @@ class Agent:
         if result.status != "cancelled":
             self.tell_end(result)
         self.save(sync=True)
-        result.turns, result.usage = self.turns, self.usage
+        result.turns, result.usage = self.budgets.steps, told_usage(self.usage)
         result.text, result.denied = clean_all([result.text, self.denied], self.mask)
-        result.ms = round((time.monotonic() - began) * 1000)
+        result.ms = round((time.monotonic() - self.budgets.began) * 1000)
         result.session_id = self.session.id if self.session.path else ""
         self.emit("result", **dataclasses.asdict(result))
         return result
@@ -10087,11 +10335,69 @@ class Agent:
             self.transcript.add_reply({"role": "assistant", "content": f"{text}\n{CUT_MARK}"})
 
     def run_turn(self, prompt: str) -> str:
-        """From a user message up to the reply that calls no tool; returns its text."""
+        """From a user message up to the reply that calls no tool; returns its text.
+
+        With --check its verdict counts. Raises TurnEnd.
+        """
+        if unit := self.ended_budget():
+            raise self.limit_end(unit, "; nothing was sent")
         self.begin_turn(prompt)
-        while (answer := self.step()) is None:
-            continue
-        return answer
+        if not self.settings.check:
+            return self.run_steps()
+        idle, failure, over = 0, "", False
+        while True:
+            calls = len(self.transcript.call_ids)
+            try:
+                text = self.run_steps()
+            except TurnEnd as end:
+                self.emit("notice", level="error", text=str(end))
+                text, over = end.text or self.said(), True
+            idle = idle + 1 if failure and calls == len(self.transcript.call_ids) else 0
+            failure = self.failed_check()
+            if not failure:
+                return text
+            if over or idle == CHECKS_IDLE or self.ended_budget():
+                raise TurnEnd("check_failed", 3, "stopped: --check still fails", text)
+            self.transcript.add_user(failure)
+            self.save()
+
+    def run_steps(self) -> str:
+        """Step after step up to an answer; what the end of the time cuts off is sealed."""
+        while True:
+            last = self.ended_budget()
+            step = functools.partial(self.step, last)
+            try:
+                answer = in_time(self.budgets.seconds_left(last), step)
+            except KeyboardInterrupt as stop:
+                if exit_code_of(stop) != LIMIT_CODE:
+                    raise
+                self.transcript.cancel_waiting(NO_BUDGET)
+                self.seal()
+                self.save()
+                if last:
+                    raise self.limit_end(last) from stop
+                continue
+            if answer is not None:
+                return answer
+
+    def failed_check(self) -> str:
+        """Run the user's own command; what the model is told of its failure, "" when it passed."""
+        command, least = self.settings.check, max(CHECK_SECONDS, self.settings.timeout)
+        shell = ShellTools(self.workspace, self.emit)
+        shell.output_folder = self.shell.output_folder if self.shell else None
+        shell.call_id = "check"
+        try:
+            seconds = min(MOST_SECONDS, round(least)) if self.settings.timeout else MOST_SECONDS
+            code, output = shell.run(command, seconds)
+        except ToolError as error:
+            code, output = None, f"error: {error}"
+        verdict = "passed" if code == 0 else f"failed {output.rpartition(chr(10))[2]}"
+        level = "info" if code == 0 else "error"
+        self.emit("notice", level=level, text=f"--check {verdict}: {command}")
+        if code == 0:
+            return ""
+        output, count = reveal(self.mask(output))
+        return FAILED_CHECK.format(command=command) + clip(output) + invisible_note(count)
 
     def begin_turn(self, prompt: str) -> None:
         """The user message, with what changed since the last one, saved before anything is sent."""
@@ -10101,8 +10407,10 @@ class Agent:
         if changed != self.project_notes:
             self.project_notes = changed
             self.notes.append(f"[note: the project notes changed; they are now:]\n{changed}\n")
+        self.budgets.begin()
+        self.notes += filter(None, [self.budgets.note()])
         self.task, self.notes = "\n".join([*self.notes, prompt]), []
-        self.limit, self.nudges, self.streak = self.settings.max_turns, 0, []
+        self.nudges, self.streak = 0, []
         header = self.session.header
         header["title"] = header.get("title") or first_line(clean(prompt))
         header["turns"].append(len(self.transcript.messages))  # where this one begins
@@ -10110,26 +10418,29 @@ class Agent:
         self.transcript.add_user(self.task)
         self.save()
 
-    def step(self) -> str | None:
-        """One reply and the results of its calls; the answer when the reply calls nothing."""
+    def step(self, last: str = "") -> str | None:
+        """One reply and the results of its calls; the answer when the reply calls nothing.
+
+        `last` is the unit of a budget that is used up: the reply is the last one.
+        """
         self.fit()
-        last = 0 < self.limit <= self.turns
+        last = last or self.ended_budget()
+        if note := self.budgets.note(last):
+            self.tell(note)
+        self.sent = self.transcript.messages[-1]
         reply = self.ask_model()
         self.count(reply)
         calls = self.store(reply)
         if last:
-            self.transcript.cancel_waiting("not run: the budget is used up")
-            text = text_of(reply.message["content"])
-            raise TurnEnd("limit", 53, f"stopped after {self.limit} steps (--max-turns)", text)
+            self.transcript.cancel_waiting(NO_BUDGET)
+            raise self.limit_end(last)
         if calls:
             self.run_calls(calls)
-            self.note_budget()
             return None
         if reply.end == "complete" and not reply.announced and reply.message["content"]:
             return str(reply.message["content"])
         if self.ask_again(reply):  # else the same request once more
             self.save()
-            self.note_budget()
         return None
 
     def ask_model(self) -> Reply:
@@ -10140,12 +10451,12 @@ class Agent:
         except ContextOverflow as error:
             self.client.learn_window(error.limit)
             if not self.compact(by_itself=True, refused=True):
-                raise AgentError(f"{error}; {self.figures()}") from error
+                raise AgentError(f"{error}; {self.misfit()}") from error
             self.emit("notice", level="warning", text=f"{error}; asking again, compacted")
         try:
             return self.metering(self.client.complete(self.transcript, self.tools_json, offered))
         except ContextOverflow as error:
-            raise AgentError(f"{error}; {self.figures()}") from error
+            raise AgentError(f"{error}; {self.misfit()}") from error
 
     def metering(self, reply: Reply) -> Reply:
         """Remember what the server counted, unless it can not be true (Ollama cuts prompts)."""
@@ -10178,7 +10489,7 @@ class Agent:
         self.nudges += 1
         empty = reply.end == "complete" and not reply.announced
         if reply.end == "filtered":
-            raise TurnEnd("error", 1, "the provider's content filter stopped the reply")
+            raise ProviderError("the provider's content filter stopped the reply")
         if self.nudges > (1 if empty else 2):
             reason = "replies that were cut" if reply.end == "length" else "empty replies"
             if reply.announced:
@@ -10189,46 +10500,91 @@ class Agent:
         elif reply.announced:
             self.transcript.add_user(MISSING_CALL)
         else:
-            self.turns -= 1  # a retry is no step
+            self.budgets.steps -= 1  # a retry is no step
             self.emit("notice", level="warning", text="the reply was empty; asking once more")
         return not empty
 
     def count(self, reply: Reply) -> None:
-        """Add up what a reply cost and report it."""
-        self.turns += 1
-        estimated = not reply.usage
-        if estimated:
-            told = estimate_tokens(encode(reply.message))
-            sent = self.transcript.tokens() + estimate_tokens(self.tools_json)
-            reply.usage = {"prompt_tokens": sent, "completion_tokens": told}
-        total = self.session.header["usage"]  # tokens by kind
-        for name, number in reply.usage.items():
-            self.usage[name] = self.usage.get(name, 0) + number
-            known = total.get(name)
-            total[name] = number + (known if isinstance(known, int) else 0)
-        usage = {"prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0, **reply.usage}
+        """A step is done."""
+        self.budgets.steps += 1
+        told = self.spend(reply)
+        self.client.filled = told["prompt_tokens"] + told["completion_tokens"], "estimated" in told
+
+    def spend(self, reply: Reply) -> dict[str, Any]:
+        """Add up what a reply cost, of a step or a summary; what is untold is estimated."""
+        told = reply.usage if reply.usage.get("prompt_tokens") else {}  # zeros tell nothing
+        message = {key: value for key, value in reply.message.items() if key != "_"}
+        empty = not (message["content"] or message.get("tool_calls"))
+        about = {
+            "prompt_tokens": reply.sent,
+            "completion_tokens": 0 if empty else estimate_tokens(encode(message)),
+            "cached_tokens": 0,
+        }
+        estimated = not {"prompt_tokens", "completion_tokens"} <= told.keys()
+        usage: dict[str, Any] = about | told
+        cost = reply.cost
+        if cost is None and (price := self.client.price(self.client.model)):
+            cost = cost_of(usage, price)
+        self.budgets.tokens += usage["prompt_tokens"] + usage["completion_tokens"]
+        self.budgets.money = round(self.budgets.money + (cost or 0.0), 10)
+        row = usage | ({"unpriced": 1} if cost is None else {"cost_usd": cost})
+        row |= {"estimated": 1} if estimated else {}
+        for total in (self.usage, self.session.header["usage"]):
+            total |= {name: round(n + amount_of(total, name), 10) for name, n in row.items()}
         model = reply.message["_"]["answered"]
-        self.emit("usage", model=model, cost_usd=None, estimated=estimated, **usage)
+        self.emit("usage", model=model, cost_usd=cost, estimated=estimated, **usage)
+        return row
 
-    def note_budget(self) -> None:
-        """Tell the model once when nine tenths of its steps are used, and when all are."""
-        if not self.limit:
-            return
-        if self.turns >= self.limit and self.more_steps():
-            self.limit += self.settings.max_turns
-        elif self.turns >= self.limit:
-            self.transcript.append_note(LAST_REQUEST.format(limit=self.limit))
-            self.save()
-        elif self.turns == -(-self.limit * 9 // 10):  # rounded up
-            note = NEARLY_USED.format(used=self.turns, limit=self.limit)
+    # -- budgets
+
+    def ended_budget(self) -> str:
+        """The unit of a budget that is used up; "" while all last, or when a person gives more."""
+        while unit := self.budgets.ended():
+            text = f"{amount_text(self.budgets.used()[unit])} {unit} are used. Go on?"
+            if not is_yes(self.ask(Question("approve", text)) if self.ask else None):
+                break
+            self.budgets.extend(unit)
+        return unit
+
+    def tell(self, note: str) -> None:
+        """A note to the model: in the last result, or behind it when that was sent already."""
+        last = self.transcript.messages[-1]
+        if last["role"] == "tool" and last is not self.sent:
             self.transcript.append_note(note)
-            self.save()
+        else:
+            self.transcript.add_user(note)
+        self.save()
 
-    def more_steps(self) -> bool:
-        """In the REPL a person may let the turn go on."""
-        text = f"{self.turns} steps are used. Go on?"
-        answer = self.ask(Question("approve", text)) if self.ask else None
-        return is_yes(answer)
+    def limit_end(self, unit: str, more: str = "") -> TurnEnd:
+        """The end of a turn for want of a budget, with what the model said last."""
+        limit = f"{amount_text(self.budgets.limits[unit])} {unit}"
+        reason = f"stopped after {limit} ({BUDGETS[unit][1]}){more}"
+        return TurnEnd("limit", LIMIT_CODE, reason, "" if more else self.said())
+
+    def said(self) -> str:
+        """The last text of the model in this turn, "" for none."""
+        begin = (self.session.header["turns"] or [0])[-1]
+        texts = [m["content"] for m in self.transcript.messages[begin:] if m["role"] == "assistant"]
+        return next((text.removesuffix(f"\n{CUT_MARK}") for text in texts[::-1] if text), "")
+
+    def window_used(self) -> tuple[int, bool]:
+        """Tokens in the window, as the server counted them last, and whether they are estimated."""
+        if self.client.filled[0]:
+            return self.client.filled
+        return self.transcript.tokens() + estimate_tokens(self.tools_json), True
+
+    def figures(self, total: Mapping[str, Any]) -> str:
+        """Tokens, window and money in one line, of a turn or a session; "~" marks estimates."""
+        sent, cached = amount_of(total, "prompt_tokens"), amount_of(total, "cached_tokens")
+        about = "~" if amount_of(total, "estimated") else ""
+        share = min(100, 100 * cached // sent) if sent else 0
+        filled, guessed = self.window_used()
+        window = self.client.window or DEFAULT_CONTEXT
+        mark = "" if self.client.window and not guessed else "~"
+        tokens = f"{about}{sent:,} in ({share:.0f} % cached), {about}"
+        tokens += f"{amount_of(total, 'completion_tokens'):,} out"
+        full = f"{mark}{100 * filled / window:.0f} %"
+        return f"tokens: {tokens}; window {full}; {money_text(total, about)}"
 
     # -- calls
 
@@ -10637,10 +10993,12 @@ class Agent:
 
     def cut_output(self, call: Call, stop: KeyboardInterrupt) -> str:
         """The result of a call that Ctrl-C ended: its output so far, unless it never began."""
+        late = exit_code_of(stop) == LIMIT_CODE
         if call.id in self.transcript.waiting:
-            return CANCELLED
+            return NO_BUDGET if late else CANCELLED
         output = stop.output.rstrip("\n") if isinstance(stop, Stop) else ""
-        return clip(f"{output}\n{INTERRUPTED_BY_USER}".lstrip("\n"))
+        end = INTERRUPTED_BY_TIME if late else INTERRUPTED_BY_USER
+        return clip(f"{output}\n{end}".lstrip("\n"))
 
     def answer(self, one: Running, status: str, text: str) -> None:
         """Fill in a result, save, report; an equal call with an equal result is counted."""
@@ -10728,9 +11086,9 @@ class Agent:
         if at and full > max(1, self.compact_floor):
             self.compact(by_itself=True)
             if self.poor > 1 and 0 < self.client.window < self.tokens():
-                raise AgentError(self.figures())
+                raise AgentError(self.misfit())
 
-    def figures(self) -> str:
+    def misfit(self) -> str:
         """Why no compaction makes the conversation fit, and what does."""
         tools, notes = estimate_tokens(self.tools_json), estimate_tokens(self.project_notes)
         fixed = tools + self.transcript.encodings()[0][2]
@@ -10781,9 +11139,6 @@ class Agent:
         self.session.transcript.messages, self.metered = fresh.messages, ()
         self.client.forget_projection()
         self.save()
-
-    def spend(self, reply: Reply) -> None:
-        """Add up what a summary cost."""
 
     # -- undo
 
@@ -10951,6 +11306,32 @@ def path_argument(made: Tool, arguments: Mapping[str, Any]) -> str | None:
 def is_yes(answer: Any) -> bool:
     """Only y and yes are a yes."""
     return isinstance(answer, str) and answer.strip().lower() in ("y", "yes")
+
+
+def amount_of(total: Mapping[str, Any], name: str) -> Any:
+    """A number of a session's usage; 0 for what is none."""
+    return total[name] if is_amount(total.get(name)) else 0
+
+
+def amount_text(number: float) -> str:
+    """A number as a person reads it: `12,345`, `0.25`."""
+    return f"{number:,.2f}".rstrip("0").rstrip(".") if number >= 1 else f"{number:.4g}"
+
+
+def told_usage(total: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run used; its cost is None when the price of any part of it is not known."""
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens")
+    cost = None if total.get("unpriced") else total.get("cost_usd")
+    return {name: total.get(name, 0) for name in names} | {"cost_usd": cost}
+
+
+def money_text(total: Mapping[str, Any], about: str) -> str:
+    """`$0.0123`, `unpriced`, or both when only some replies have a price."""
+    cost, unpriced = amount_of(total, "cost_usd"), amount_of(total, "unpriced")
+    if "cost_usd" not in total:
+        return "unpriced"
+    digits = 7 if 0 < cost < 0.001 else 4
+    return f"{about}${cost:,.{digits}f}" + (f" and {unpriced} unpriced" if unpriced else "")
 
 
 def invisible_note(count: int) -> str:
@@ -11327,6 +11708,12 @@ class Screen:
         again = "; the reply starts again" if restarts_reply else ""
         self.line(f"retry {attempt} of {of} in {delay:.1f} s: {visible(reason)}{again}")
 
+    def figures(self, agent: Agent) -> None:
+        """What a turn used, behind it."""
+        self.end_line()
+        if agent.usage:
+            self.line(agent.figures(agent.usage))
+
     def countdown(self, seconds: float) -> None:
         """Wait, and show on a terminal how long still."""
         end = time.monotonic() + seconds
@@ -11668,7 +12055,7 @@ class Repl:
     def turn(self, text: str) -> None:
         """A prompt for the model."""
         result = self.agent.run(text)
-        self.screen.end_line()
+        self.screen.figures(self.agent)
         if result.status == "cancelled":
             self.cancelled(result.exit_code)
 
@@ -11743,14 +12130,20 @@ class Repl:
     def do_status(self, _: str) -> None:
         """show model, mode, session and context"""
         agent = self.agent
-        tokens, window = agent.tokens(), agent.window()
-        told = "" if agent.client.window else "~"
+        agent.window()  # asked for by now, or never
         self.screen.line(f"model: {agent.client.model} at {agent.client.endpoint}")
         self.screen.line(f"mode: {agent.mode}; sandbox: {agent.workspace.sandbox_state}")
         self.screen.line(f"session: {agent.session.id}, {len(agent.transcript.messages)} messages")
-        self.screen.line(f"context: ~{tokens} of {told}{window} tokens")
-        used = ", ".join(f"{name} {n}" for name, n in agent.session.header["usage"].items())
-        self.screen.line(f"used: {used or 'nothing yet'}")
+        (filled, guessed), window = agent.window_used(), agent.client.window
+        full = f"{'~' if guessed else ''}{filled} of {'' if window else '~'}"
+        self.screen.line(f"context: {full}{window or DEFAULT_CONTEXT} tokens")
+        self.screen.line(agent.figures(agent.session.header["usage"]))
+        parts = [
+            f"{amount_text(used)} of {amount_text(agent.budgets.limits[unit])} {unit}"
+            for unit, used in agent.budgets.used().items()
+            if agent.budgets.limits[unit] and unit != "seconds"
+        ]
+        self.screen.line(f"budgets: {', '.join(parts) or 'none'}")
         if agent.client.cache_fell:
             self.screen.line(f"cache: {agent.client.cache_fell}")
 
@@ -12007,6 +12400,7 @@ def build_agent(
     report = workspace.secrets.events(guarded(emit or (lambda kind, **data: None)))
     client = Client(settings, report, sleep=sleep)
     client.model = settings.model or known_model(session, client) or client.first_model()
+    client.price(client.model, must=settings.max_budget_usd > 0)
     shell = ShellTools(workspace, report)
     agent = Agent(settings, client, workspace, emit=report, ask=guarded(ask) if ask else None)
     agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
@@ -12392,6 +12786,8 @@ def run_once(agent: Agent, prompt: str, screen: Screen, output_format: str) -> i
     screen.end_line()
     if output_format == "text" and result.text and not screen.streams:
         screen.write(sys.stdout, clean(result.text) + "\n")
+    if not screen.failure:
+        screen.figures(agent)
     for row in {encode([row["name"], row["arguments"]]): row for row in result.denied}.values():
         show_refusal(row, screen)
     if result.exit_code in (1, 53, 75, 77) and result.session_id:

@@ -10,16 +10,18 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import alive, until
+from conftest import NAP, alive, until
 
 from agent import (
     Agent,
@@ -892,6 +894,191 @@ def test_a_person_may_let_the_turn_go_on(stage: Callable[..., Stage]) -> None:
     result = one.run()
     assert (result.status, result.exit_code, result.text) == ("limit", 53, "report")
     assert len(one.server.requests) == 5
+
+
+def costly(step: dict[str, Any], tokens: int, **more: Any) -> dict[str, Any]:
+    """A step that the server says took so many tokens."""
+    return {**step, "usage": {"prompt_tokens": tokens, "completion_tokens": 0, **more}}
+
+
+NEARLY, LAST = "are used; come to an end", "this is the last request"
+
+
+@pytest.mark.parametrize(
+    ("limits", "unit"),
+    [
+        ({"max_tokens_total": 1000}, "1,000 tokens"),
+        ({"max_budget_usd": 0.002, "prices": {"flaky-1": (2.0, 2.0, 8.0)}}, "0.002 USD"),
+    ],
+)
+def test_tokens_and_money_are_budgets_too(
+    stage: Callable[..., Stage], limits: dict[str, Any], unit: str
+) -> None:
+    script = [costly(say(f"step {n}"), 450) for n in (1, 2, 3)]
+    one = stage([*script, costly({"text": "report"}, 100)], tools=[echo], **limits)
+    result = one.run()
+    assert (result.status, result.exit_code, result.text) == ("limit", 53, "report")
+    first, second, third = results(one.sent())
+    assert (first, second.count(NEARLY), third.count(LAST)) == ("step 1", 1, 1)
+    assert unit in second and unit in third and LAST not in second
+    again = one.run("more")
+    assert (again.status, again.exit_code, len(one.server.requests)) == ("limit", 53, 4)
+    assert users(one.messages) == ["go"]
+
+
+def test_an_answer_that_crosses_a_budget_is_an_answer(stage: Callable[..., Stage]) -> None:
+    one = stage([costly({"text": "done"}, 5000)], max_tokens_total=1000)
+    assert one.run().exit_code == 0
+
+
+def test_a_person_gives_as_much_again(stage: Callable[..., Stage]) -> None:
+    asked: list[str] = []
+    script = [costly(say("a"), 5000), costly(say("b"), 900), "done"]
+    one = stage(
+        script,
+        tools=[echo],
+        max_tokens_total=1000,
+        ask=lambda question: asked.append(question.text) or "y",
+    )
+    assert one.run().exit_code == 0
+    assert asked == ["5,000 tokens are used. Go on?"]
+    assert NEARLY in results(one.messages)[1]
+
+
+def test_the_end_of_the_time_ends_a_command_and_leaves_a_report(
+    stage: Callable[..., Stage],
+) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    one = stage([run_bash(f"echo early; sleep {NAP}"), "report"], timeout=0.3)
+    result = one.run()
+    assert (result.status, result.exit_code, result.text) == ("limit", 53, "report")
+    (text,) = results(one.sent())
+    assert text.startswith("early\n[ended: the time budget") and LAST in text
+    assert (alive(NAP), signal.getsignal(signal.SIGALRM)) == ([], before)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_the_end_of_the_time_ends_a_stream_without_an_end(stage: Callable[..., Stage]) -> None:
+    one = stage([{"fault": "stall"}, "report"], timeout=0.3)
+    assert (one.run().exit_code, one.messages[-1]["content"]) == (53, "report")
+    assert one.messages[2]["content"].endswith("[cut by the user]")
+    assert LAST in users(one.sent())[-1]
+
+
+def test_a_report_that_does_not_come_ends_the_turn_as_well(stage: Callable[..., Stage]) -> None:
+    one = stage([{"text": "I look.", **run_bash(f"sleep {NAP}")}, {"fault": "stall"}], timeout=0.2)
+    one.agent.budgets.report_seconds = 0.2
+    result = one.run()
+    assert (result.status, result.exit_code) == ("limit", 53)
+    assert result.text.startswith("The quick")
+
+
+def test_the_end_of_the_time_is_no_approval(stage: Callable[..., Stage]) -> None:
+    def ask(question: Any) -> str:
+        time.sleep(60 if question.name else 0)
+        return "y" if question.name else "n"
+
+    one = stage([write("a"), "report"], mode="ask", ask=ask, timeout=0.2)
+    assert (one.run().exit_code, (one.root / "a").exists()) == (53, False)
+    assert results(one.messages)[0].startswith("not run: the budget is used up")
+
+
+def test_in_another_thread_the_time_is_looked_at_between_steps(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage([run_bash("sleep 0.2"), "report"], timeout=0.1)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(one.run()))
+    thread.start()
+    thread.join()
+    assert (found[0].exit_code, found[0].text) == (53, "report")
+
+
+def test_without_a_price_a_budget_of_money_is_refused(stage: Callable[..., Stage]) -> None:
+    with pytest.raises(UsageError, match=r'\[prices\."flaky-1"\]'):
+        stage(["never"], max_budget_usd=1.0)
+    one = stage(["yes"], max_budget_usd=1.0, prices={"flaky-1": (1.0, 1.0, 1.0)})
+    with pytest.raises(UsageError, match=r'\[prices\."other"\]'):
+        one.agent.set_model("other")
+    assert (one.agent.client.model, one.run().text) == ("flaky-1", "yes")
+
+
+@pytest.mark.parametrize(
+    ("told", "prices", "cost"),
+    [
+        ({"cost": 0.25}, {"flaky-1": (2.0, 1.0, 8.0)}, 0.25),
+        ({"prompt_tokens_details": {"cached_tokens": 600}}, {"flaky-1": (2.0, 1.0, 8.0)}, 0.0014),
+        ({}, {"other": (2.0, 1.0, 8.0)}, None),
+        ({"cost": "0.25"}, {}, None),
+        ({"cost": -1}, {}, None),
+    ],
+)
+def test_what_a_reply_costs_is_told_or_reckoned_or_unpriced(
+    stage: Callable[..., Stage], told: dict[str, Any], prices: dict[str, Any], cost: Any
+) -> None:
+    one = stage([costly({"text": "done"}, 1000, **told)], prices=prices)
+    assert (one.run().usage["cost_usd"], one.of("usage")[0]["cost_usd"]) == (cost, cost)
+    total = one.saved()["usage"]
+    assert (total.get("cost_usd"), total.get("unpriced")) == (cost, None if cost else 1)
+    assert one.agent.figures(total).endswith(f"${cost:.4f}" if cost else "; unpriced")
+
+
+def test_a_server_that_tells_no_tokens_gets_estimates_that_are_marked(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage([{"text": "done", "usage": {"prompt_tokens": 0, "completion_tokens": 0}}])
+    assert one.run().usage["prompt_tokens"] > 500
+    assert re.fullmatch(
+        r"tokens: ~[\d,]+ in \(0 % cached\), ~\d+ out; window ~1 %; unpriced",
+        one.agent.figures(one.agent.usage),
+    )
+
+
+FIX = run_bash("touch ok")
+
+
+@pytest.mark.parametrize(
+    ("script", "check", "more", "expected"),
+    [
+        pytest.param(["done"], "true", {}, ("done", 0, "done", 1), id="passes"),
+        pytest.param(["no", FIX, "yes"], "test -e ok", {}, ("done", 0, "yes", 3), id="mended"),
+        pytest.param(list("abcd"), "nosuch", {}, ("check_failed", 3, "c", 3), id="idle"),
+        pytest.param([FIX, "r"], "test -e ok", {"max_turns": 1}, ("done", 0, "r", 2), id="limit"),
+        pytest.param(
+            [FIX, "r"], "false", {"max_turns": 1}, ("check_failed", 3, "r", 2), id="limit, fails"
+        ),
+        pytest.param(
+            ["a", "b"], "false", {"max_turns": 1}, ("check_failed", 3, "a", 1), id="no budget left"
+        ),
+        pytest.param([say("x")] * 9, "true", {}, ("done", 0, "", 5), id="loop"),
+        pytest.param([{"status": 401}], "true", {}, ("error", 41, "", 1), id="key refused"),
+        pytest.param([write(".git/hooks/x"), "d"], "true", {}, ("done", 0, "d", 2), id="refused"),
+    ],
+)
+def test_the_check_has_the_last_word(
+    stage: Callable[..., Stage], script: list[Any], check: str, more: Any, expected: Any
+) -> None:
+    one = stage(script, check=check, tools=[echo], **more)
+    result = one.run()
+    requests = len(one.server.requests)
+    assert (result.status, result.exit_code, result.text, requests) == expected
+
+
+def test_the_model_reads_what_the_check_printed(stage: Callable[..., Stage]) -> None:
+    one = stage(["a", FIX, "b"], check="test -e ok || { seq 9999; echo {end}; exit 7; }")
+    assert one.run().exit_code == 0
+    said = users(one.messages)[1]
+    assert said.endswith("\n{end}\n[exit code 7]") and "not shown" in said and len(said) < 20_000
+    assert {event["id"] for event in one.of("tool_output")} == {"check"}
+
+
+def test_ctrl_c_in_the_check_ends_it_and_all_that_it_started(stage: Callable[..., Stage]) -> None:
+    def emit(kind: str, **data: Any) -> None:
+        if kind == "tool_output":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    one = stage(["done"], check=f"sleep {NAP} & echo up; sleep {NAP}", emit=emit)
+    assert (one.run().exit_code, alive(NAP)) == (130, [])
 
 
 def test_equal_calls_with_equal_results_get_a_note_and_then_an_end(

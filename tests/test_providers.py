@@ -23,6 +23,7 @@ from agent import (
     ProviderError,
     Settings,
     Transcript,
+    UsageError,
     build_agent,
     find_local_server,
     problems,
@@ -523,6 +524,33 @@ def test_the_window_is_read_where_the_endpoint_offers_it(answers, window):
         client.close()
     shown = [body for method, path, body in server.asked if (method, path) == ("POST", SHOW)]
     assert [body["model"] for body in shown] in ([], ["m-1"])
+
+
+@pytest.mark.parametrize(
+    ("pricing", "price"),
+    [
+        pytest.param(
+            {"prompt": "0.000002", "completion": "0.000008", "input_cache_read": "0.0000005"},
+            (2, 0.5, 8),
+            id="as OpenRouter tells it",
+        ),
+        pytest.param({"prompt": 2e-6, "completion": "0"}, (2, 2, 0), id="no cached price"),
+        pytest.param({"prompt": "-1", "completion": "-1"}, None, id="it depends"),
+        pytest.param({"prompt": "nan", "completion": "1e999"}, None, id="no numbers"),
+        pytest.param({"prompt": [], "completion": True}, None, id="odd kinds"),
+        pytest.param("free", None, id="a word"),
+    ],
+)
+def test_prices_are_read_where_the_endpoint_lists_them(pricing, price):
+    with Routes(models(pricing=pricing)) as server:
+        known = Settings(base_url=server.url, model="m-1", environ={}, max_budget_usd=1.0)
+        client = Client(known, lambda kind, **data: None)
+        if price is None:
+            with pytest.raises(UsageError, match=r'\[prices\."m-1"\]'):
+                client.price("m-1", must=True)
+        else:
+            assert client.price("m-1", must=True) == pytest.approx(price)
+        client.close()
 
 
 def status_of(terminal: Callable, *flags: str, env: dict[str, Any]) -> str:

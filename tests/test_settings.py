@@ -330,6 +330,10 @@ def test_every_config_key_that_is_built_is_taken(loaded):
     rules = picked(settings, "allow", "ask", "deny", "fetch_hosts")
     assert rules == (("bash a",), ("bash b",), ("bash c",), ("example.org",))
     assert loaded(config='[hooks]\non_stop = ["a", "b"]').hooks == {"on_stop": ("a", "b")}
+    prices = (
+        '[prices."a"]\ninput = 2\noutput = 8.5\n[prices."b"]\ninput = 2\ncached = 1\noutput = 8'
+    )
+    assert loaded(config=prices).prices == {"a": (2, 2, 8.5), "b": (2, 1, 8)}
 
 
 @pytest.mark.parametrize(
@@ -354,6 +358,12 @@ def test_every_config_key_that_is_built_is_taken(loaded):
         pytest.param('[hooks]\nbefore = ["a"]', "hooks.before", id="unknown event"),
         pytest.param('[hooks]\non_stop = "a b"', "hooks.on_stop", id="text for an argv"),
         pytest.param("[hooks]\non_stop = []", "hooks.on_stop", id="empty argv"),
+        pytest.param("prices = 3", "prices", id="no table of prices"),
+        pytest.param('[prices."m"]\ninput = nan\noutput = 1', "input", id="price that is none"),
+        pytest.param('[prices."m"]\ninput = "1"\noutput = 1', "input", id="price as text"),
+        pytest.param('[prices."m"]\ninput = 1\noutput = -1', "output", id="negative price"),
+        pytest.param('[prices."m"]\ninput = 1', "output", id="price missing"),
+        pytest.param("[prices.m-4.1]\ninput = 1", 'prices."m-4"', id="model without quotes"),
     ],
 )
 def test_an_error_in_the_config_is_a_usage_error_that_names_the_key(loaded, text, key):
@@ -476,6 +486,10 @@ def test_a_byte_order_mark_in_the_files_of_the_user_is_passed_over(loaded, tmp_p
         pytest.param({"context": -1}, "context", id="negative window"),
         pytest.param({"compact_at": -0.1}, "compact_at", id="negative share"),
         pytest.param({"compact_at": float("nan")}, "compact_at", id="share that is no number"),
+        pytest.param({"timeout": float("inf")}, "timeout", id="time without an end"),
+        pytest.param({"check": " "}, "check", id="blank check"),
+        pytest.param({"prices": {"m": (1.0, 1.0)}}, 'prices."m"', id="price missing"),
+        pytest.param({"prices": {"m": (1.0, 1.0, float("nan"))}}, 'prices."m"', id="no price"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_where_they_are_made(values, name):
@@ -624,6 +638,10 @@ def test_unknown_options_and_abbreviations_are_errors(parsed, word):
         pytest.param(["--provider", "opnai"], id="unknown provider"),
         pytest.param(["--base-url", "localhost"], id="URL without a scheme"),
         pytest.param(["--yes=1"], id="value for a switch"),
+        pytest.param(["--timeout", "0"], id="no time"),
+        pytest.param(["--max-budget-usd", "nan"], id="money that is no number"),
+        pytest.param(["--max-tokens-total", "-5"], id="negative tokens"),
+        pytest.param(["--check", " "], id="blank check"),
     ],
 )
 def test_a_bad_value_of_an_option_is_a_usage_error_in_one_line(loaded, argv):
@@ -659,6 +677,8 @@ def test_a_bad_value_of_an_option_is_a_usage_error_in_one_line(loaded, argv):
         pytest.param(["--exclude-tools=bash,grep"], "exclude_tools", ("bash", "grep"), id="not"),
         pytest.param(["--max-turns", "0"], "max_turns", 0, id="no limit"),
         pytest.param(["--max-steps", "7"], "max_turns", 7, id="alias"),
+        pytest.param(["--timeout", "1.5"], "timeout", 1.5, id="time"),
+        pytest.param(["--check", "make test"], "check", "make test", id="check"),
         pytest.param(["--no-session"], "save_session", False, id="no session"),
         pytest.param(["--network"], "network", True, id="network"),
         pytest.param(["-y"], "mode", "auto", id="-y"),
