@@ -10330,9 +10330,9 @@ class Agent:
         """What a result says of equal calls, or of equal failures, in a row; mostly nothing."""
         note = self.equal.add((call.name, encode(call.arguments), text), self.turns)
         if status == "error" or (call.name == "bash" and FAILED_COMMAND.fullmatch(text)):
-            return note or self.failures.add((call.name, text), self.turns)
-        if status == "ok":  # what was denied or cancelled says nothing of the tool
-            self.failures.add((), self.turns)
+            note += self.failures.add((call.name, text), self.turns)
+        elif status == "ok":  # what was denied or cancelled says nothing of the tool
+            self.failures.last, self.failures.count = (), 0
         return note
 
     def audit(self, one: Running, judged: Mapping[str, str]) -> None:

@@ -906,12 +906,15 @@ def test_equal_calls_with_equal_results_get_a_note_and_then_an_end(
     assert "five" in one.of("notice")[-1]["text"] or "5" in one.of("notice")[-1]["text"]
 
 
-def test_equal_calls_in_one_reply_are_a_loop_too(stage: Callable[..., Stage]) -> None:
-    one = stage([say(*["same"] * 7)], tools=[echo])
+def test_equal_calls_in_one_reply_are_a_loop_too_once_the_note_was_read(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage([say(*["same"] * 7), say("same", "same")], tools=[echo])
     assert one.run().exit_code == 1
     texts = results(one.messages)
-    assert [text.split("\n")[0] for text in texts[:5]] == ["same"] * 5
-    assert [text[:7] for text in texts[5:]] == ["not run"] * 2
+    assert [text.split("\n")[0] for text in texts[:8]] == ["same"] * 8
+    assert [text.startswith("same\n[note") for text in texts].index(True) == 2
+    assert [text[:7] for text in texts[8:]] == ["not run"]
 
 
 def test_equal_failures_are_a_loop_too(stage: Callable[..., Stage]) -> None:
@@ -961,10 +964,20 @@ def test_an_empty_reply_is_asked_again_once_and_then_reported(
     assert "empty" in one.of("notice")[-1]["text"]
 
 
-def test_an_empty_reply_may_be_followed_by_an_answer(stage: Callable[..., Stage]) -> None:
-    one = stage([say("a"), {"fault": "empty_reply"}, "fine"], tools=[echo])
+@pytest.mark.parametrize("calls, asked", [(0, 0), (1, 1)])
+def test_an_empty_reply_may_be_followed_by_an_answer(
+    stage: Callable[..., Stage], calls: int, asked: int
+) -> None:
+    one = stage([*[say("a")] * calls, {"fault": "empty_reply"}, "fine"], tools=[echo])
     assert one.run().text == "fine"
-    assert one.sent(1) == one.sent(2)
+    assert one.sent(calls) == one.sent(calls + 1)[: len(one.sent(calls))]
+    assert len(users(one.sent())) == 1 + asked  # behind a result the model is told
+
+
+def test_a_second_empty_reply_behind_a_result_ends_the_turn(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), {"fault": "empty_reply"}, "\n ", "never"], tools=[echo])
+    result = one.run()
+    assert (result.status, result.exit_code, len(one.server.requests)) == ("error", 1, 3)
 
 
 @pytest.mark.parametrize("fault", ["length", "length_whole_call"])
@@ -1019,7 +1032,6 @@ def test_an_empty_reply_at_the_end_of_the_budget_changes_nothing_that_was_sent(
     one = stage(script, tools=[echo], max_turns=calls + 1)
     assert one.run().text == "report"
     requests = one.server.requests
-    assert one.sent(calls) == one.sent(calls + 1)
     assert len(requests) == calls + 3
     for before, after in itertools.pairwise(requests):
         assert after["messages"][: len(before["messages"])] == before["messages"]
