@@ -1654,7 +1654,12 @@ def endless(text: str) -> tuple[int, str]:
 def shortened(text: str) -> str:
     """A text without most of what comes again and again at its end."""
     at, unit = endless(text)
-    return f"{text[: at + ENDLESS_KEPT * len(unit)].rstrip()}\n{ENDLESS_MARK}" if unit else text
+    if not unit:
+        return text
+    kept = unit * ENDLESS_KEPT
+    if "\n" in unit:  # it may begin inside a line
+        kept = kept[: kept.rfind("\n")]
+    return f"{text[:at]}{kept}\n{ENDLESS_MARK}"
 
 
 class Watch:
@@ -6887,7 +6892,7 @@ REFUSED = "a credential is missing or was refused"
 FUTILE_SIGNS = (
     ("127", "", "", "a program or file is not there"),
     ("126", "", "", "it can not be executed"),
-    (r"\d+", "", r"(?m)^bash: (?:line \d+: )?\S+: command not found$", "a program is not there"),
+    (r"\d+", "", r"(?m)^\S*bash: (?:line \d+: )?\S+: command not found$", "a program is not there"),
     (
         r"[1-9]\d*",
         "",
@@ -9636,8 +9641,8 @@ class Agent:
         """The system prompt: built at start, on resume and after compaction, never in between."""
         deeper = [name for name in self.session.header.get("notes", ()) if isinstance(name, str)]
         self.memory = {}
-        above = project_folders(self.workspace.root)
-        self.read_notes([*above, *(self.workspace.root / name for name in sorted(deeper))])
+        self.read_notes(project_folders(self.workspace.root))
+        self.read_notes([self.workspace.root / name for name in deeper], DEEPER_BYTES)
         extra = (self.settings.append_system_prompt, *map(str, self.memory.values()))
         return SYSTEM_PROMPT.format(
             root=self.workspace.root,
@@ -9663,11 +9668,11 @@ class Agent:
         room = max(0, min(most, AGENTS_MD_BYTES - others))
         return read_memo(self.project, folder, room, self.mask)
 
-    def read_notes(self, folders: Iterable[Path]) -> list[str]:
+    def read_notes(self, folders: Iterable[Path], most: int = AGENTS_MD_BYTES) -> list[str]:
         """Read AGENTS.md files anew; what the model is told of those that changed."""
         told = []
         for folder in () if self.settings.bare else folders:
-            old, new = self.memory.get(folder), self.memo(folder)
+            old, new = self.memory.get(folder), self.memo(folder, most)
             if new is None and old is not None:
                 del self.memory[folder]
                 told.append(f"[note: {old.path} was removed; what it said holds no more]")
@@ -9692,7 +9697,7 @@ class Agent:
             return ""
         text = ""
         for folder in new:
-            memo = self.memo(folder, RESULT_CHARS // 2 - len(text))
+            memo = self.memo(folder, DEEPER_BYTES - len(text))
             if memo is None or not place.may_tell(place.relative(memo.path)):
                 continue
             self.memory[folder] = memo
@@ -10283,9 +10288,11 @@ class Agent:
             return value if isinstance(value, str | Change) else encode(value)
         except ToolError:
             raise
-        except ends_of_others() as error:
+        except (SystemExit, GeneratorExit) as error:
             raise ToolError("the tool tried to end the program") from error
         except Exception as error:
+            raise ToolError(f"{type(error).__name__}: {error}") from error
+        except odd_errors() as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
 
     def refuse(self, call: Call, refusal: ToolError) -> str:
@@ -10632,6 +10639,7 @@ def flatten(messages: Iterable[Message]) -> str:
 
 
 AGENTS_FILES = ("AGENTS.override.md", "AGENTS.md")  # of a folder the first that says something
+DEEPER_BYTES = RESULT_CHARS // 2  # of those that one result brings
 FILE_TOOLS = ("read_file", "list_files", "grep", "write_file", "edit_file")
 
 
@@ -10686,16 +10694,15 @@ def read_memo(place: Workspace, folder: Path, room: int, mask: Callable[[str], s
             continue
         text += invisible_note(count)
         if len(data) < size:
-            cut = f"[cut: {len(data)} of {size} bytes are here; there is room for"
-            text = f"{text}\n{cut} {AGENTS_MD_BYTES} of all such files]".lstrip()
+            text = f"{text}\n[cut here: {len(data)} of {size} bytes]".lstrip()
         return Memo(path, text, size, len(data), count)
     return None
 
 
-def ends_of_others() -> tuple[type[BaseException], ...]:
-    """What is neither an error nor a signal: SystemExit, what asyncio cancels with, and so on."""
+def odd_errors() -> tuple[type[BaseException], ...]:
+    """What is neither an Exception nor a signal: what asyncio cancels with, and the like."""
     kinds = BaseException.__subclasses__()
-    return tuple(kind for kind in kinds if not issubclass(kind, Exception | KeyboardInterrupt))
+    return tuple(kind for kind in kinds if not issubclass(kind, KeyboardInterrupt))
 
 
 def is_blank(content: Any) -> bool:
