@@ -1622,6 +1622,7 @@ ENDLESS_CHARS = 10_000  # of pieces; of words without a line end fewer tell enou
 ENDLESS_WORDS = 4000
 ENDLESS_LINES = 100
 ENDLESS_KEPT = 3  # pieces that are stored
+ENDLESS_LOOK = 500  # events, or characters of one: to look at each would cost more than to read it
 ENDLESS_MARK = "[it went on like this without end and was cut]"
 
 
@@ -1660,29 +1661,6 @@ def shortened(text: str) -> str:
     if "\n" in unit:  # it may begin inside a line
         kept = kept[: kept.rfind("\n")]
     return f"{text[:at]}{kept}\n{ENDLESS_MARK}"
-
-
-class Watch:
-    """Looks every few thousand characters whether what comes is one piece without end."""
-
-    def __init__(self) -> None:
-        self.tail = ""
-        self.fresh: list[str] = []
-        self.size = 0
-
-    def add(self, text: str) -> None:
-        """Take a piece. Raises EndlessText."""
-        self.fresh.append(text)
-        self.size += len(text)
-        if self.size >= ENDLESS_WORDS:
-            self.look()
-
-    def look(self) -> None:
-        """Raises EndlessText when it is so."""
-        self.tail = "".join([self.tail, *self.fresh])[-ENDLESS_CHARS - ENDLESS_UNIT :]
-        self.fresh, self.size = [], 0
-        if endless(self.tail)[1]:
-            raise EndlessText
 
 
 # -- the resolver -------------------------------------------------------------
@@ -2490,7 +2468,8 @@ class Client:
         self.reused = False  # the connection has carried a request before
         self.warned = False
         self.shown: list[str] = []  # the text of the reply that is on its way
-        self.watches: dict[str, Watch] = {}  # over its text and its reasoning
+        self.fresh: list[str] = []  # its last pieces, reasoning too, and what came before them
+        self.tail = ""
         self.half = ""  # of a surrogate pair
         self.quiet = False
         self.last_event = 0.0  # when data last came, keep-alive comments not counted
@@ -2695,10 +2674,10 @@ class Client:
 
     def _read(self, response: requests.Response, offered: Sequence[str]) -> Reply:
         resolver = Resolver(offered)
-        self.watches = {"text": Watch(), "reasoning": Watch()}
+        self.fresh, self.tail = [], ""
         try:
             self._read_stream(response, resolver)
-            self.watches["text" if any(map(any, resolver.texts.values())) else "reasoning"].look()
+            self._look_back()
         except EndlessText:
             resolver.finish = "endless"
         reply = resolver.resolve()
@@ -2719,7 +2698,16 @@ class Client:
             self._show(text)
         elif not self.quiet:
             self.emit("reasoning", text=clean(text))
-        self.watches[kind].add(text)
+        self.fresh.append(text)
+        if len(self.fresh) >= ENDLESS_LOOK or len(text) >= ENDLESS_LOOK:
+            self._look_back()
+
+    def _look_back(self) -> None:
+        """Raises EndlessText when what came last is one piece again and again."""
+        self.tail = "".join([self.tail, *self.fresh])[-ENDLESS_CHARS - ENDLESS_UNIT :]
+        self.fresh = []
+        if endless(self.tail)[1]:
+            raise EndlessText
 
     def _show(self, text: str) -> None:
         """Report text; half of a surrogate pair waits for the other half."""
