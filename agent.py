@@ -9627,10 +9627,10 @@ class Agent:
 
     def system_text(self) -> str:
         """The system prompt: built at start, on resume and after compaction, never in between."""
-        deeper = [name for name in self.session.header.get("notes", ()) if isinstance(name, str)]
-        self.memory = {}
+        self.memory, notes = {}, self.session.header.setdefault("notes", [])
+        notes[:] = dict.fromkeys(name for name in notes if isinstance(name, str))
         self.read_notes(project_folders(self.workspace.root))
-        self.read_notes([self.workspace.root / name for name in deeper], DEEPER_BYTES)
+        self.read_notes([self.workspace.root / name for name in notes], DEEPER_BYTES)
         extra = (self.settings.append_system_prompt, *map(str, self.memory.values()))
         return SYSTEM_PROMPT.format(
             root=self.workspace.root,
@@ -9689,10 +9689,17 @@ class Agent:
             if memo is None or not place.may_tell(place.relative(memo.path)):
                 continue
             self.memory[folder] = memo
-            self.session.header.setdefault("notes", []).append(place.relative(folder))
+            self.session.header["notes"].append(place.relative(folder))
             self.warn_invisible(str(memo.path), memo.invisible)
             text += f"\n{memo}" if memo.path != target else ""
         return text
+
+    def forget_notes(self, gone: Iterable[Message]) -> None:
+        """What messages that are gone told of AGENTS.md files is told again."""
+        text, header = "\n".join(text_of(m.get("content")) for m in gone), self.session.header
+        known = {at: memo for at, memo in self.memory.items() if str(memo.path) not in text}
+        header["notes"] = [n for n in header["notes"] if self.workspace.root / n in known]
+        self.memory = known
 
     def warn_invisible(self, where: str, count: int) -> None:
         """Tell the person once of characters that show nothing: text that only the model reads."""
@@ -10461,6 +10468,7 @@ class Agent:
             report(f"the conversation before is kept as session {kept_as}")
             self.transcript.replace(self.transcript.messages[:at])
             self.client.forget_projection()
+            self.forget_notes(gone)
         if compacted:
             self.notes.append("[note: the user undid the file changes of the last turns]")
             report("messages that were compacted stay")

@@ -2083,6 +2083,17 @@ def test_only_the_notes_that_changed_are_told_and_those_that_are_gone(
     assert users(one.messages)[2] == "third"
 
 
+def test_notes_that_came_with_an_undone_turn_come_again(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    lay(tmp_path, {"a/AGENTS.md": "RULE A\n", "a/f": "x\n"})
+    one = stage([read("a/f"), "one", read("a/f"), "two"])
+    one.run("first")
+    one.agent.undo(1, lambda line: None)
+    one.run("second")
+    assert [text.count("RULE A") for text in results(one.messages)] == [1]
+
+
 def test_a_line_that_the_model_noted_itself_is_not_told_again(
     stage: Callable[..., Stage], tmp_path: Path
 ) -> None:
