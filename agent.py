@@ -2001,7 +2001,7 @@ class Reply:
     """One resolved reply: the message to store, how it ended, and what it cost."""
 
     message: Message
-    end: str = "complete"  # or "length", "filtered": then no call may run
+    end: str = "complete"  # or "length", "filtered", "endless": then no call may run
     announced: bool = False  # the server named calls as the reason to stop, and sent none
     usage: dict[str, int] = field(default_factory=dict)
     sent: int = 0  # tokens of the request, estimated
@@ -2083,6 +2083,54 @@ def read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
             name = line[6:].removeprefix(b" ").decode("utf-8", "replace")
     if loose or values:
         yield name, loose.decode("utf-8", "replace") or "\n".join(values)
+
+
+# -- one piece without end ----------------------------------------------------
+
+ENDLESS_UNIT = 500  # characters of the longest piece that is looked for
+ENDLESS_CHARS = 10_000  # of pieces; of words without a line end fewer tell enough
+ENDLESS_WORDS = 4000
+ENDLESS_LINES = 100
+ENDLESS_KEPT = 3  # pieces that are stored
+ENDLESS_LOOK = 500  # events, or characters of one: to look at each would cost more than to read it
+ENDLESS_MARK = "[it went on like this without end and was cut]"
+
+
+class EndlessText(Exception):
+    """The reply is one piece again and again: no more of it is read."""
+
+
+def endless(text: str) -> tuple[int, str]:
+    """Where a text begins to be one piece again and again up to its end, and that piece, or "".
+
+    >>> endless("So:\n" + "no\n" * 100)
+    (4, 'no\n')
+    """
+    for known in (40, ENDLESS_UNIT):  # a short tail stands more than once in a long piece
+        near = len(text) - known - ENDLESS_UNIT
+        found = text.rfind(text[-known:], max(0, near), len(text) - 1)
+        unit, at = text[found + known :] if found >= 0 else "", len(text)
+        while unit and text.endswith(unit, 0, at):
+            at -= len(unit)
+        size = len(text) - at
+        if "\n" in unit and unit.strip():
+            long = size >= ENDLESS_LINES * len(unit) or size >= max(20 * len(unit), ENDLESS_CHARS)
+        else:  # a ruler may be long
+            long = size >= (ENDLESS_WORDS if any(map(str.isalnum, unit)) else ENDLESS_CHARS)
+        if long:
+            return at, unit
+    return len(text), ""
+
+
+def shortened(text: str) -> str:
+    """A text without most of what comes again and again at its end."""
+    at, unit = endless(text)
+    if not unit:
+        return text
+    kept = unit * ENDLESS_KEPT
+    if "\n" in unit:  # it may begin inside a line
+        kept = kept[: kept.rfind("\n")]
+    return f"{text[:at]}{kept}\n{ENDLESS_MARK}"
 
 
 # -- the resolver -------------------------------------------------------------
@@ -2415,6 +2463,7 @@ class Resolver:
 CALL_IN_TEXT = Regex(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 # Words for the end of a reply after which nothing may run; every other word is a hint only.
 ENDS = (
+    ("endless", Regex("^endless$")),  # our own word
     ("length", Regex(r"length|max_tokens|max_output_tokens")),
     (
         "filtered",
@@ -2926,10 +2975,12 @@ class Client:
         self.sleep = sleep
         self.clock = clock
         self.jitter = jitter or (lambda: int.from_bytes(os.urandom(2)) / 65536)
-        self._learned: dict[str, set[str]] = {}
+        self._learned: dict[tuple[str, str], set[str]] = {}  # by endpoint and model
         self.reused = False  # the connection has carried a request before
         self.warned = False
         self.shown: list[str] = []  # the text of the reply that is on its way
+        self.fresh: list[str] = []  # its last pieces, reasoning too, and what came before them
+        self.tail = ""
         self.half = ""  # of a surrogate pair
         self.quiet = False
         self.last_event = 0.0  # when data last came, keep-alive comments not counted
@@ -2975,7 +3026,11 @@ class Client:
         """What this endpoint wants of requests for the present model (ADAPTATIONS)."""
         rows = PROVIDERS.values()
         known = next((row.quirks for row in rows if row.base_url == self.endpoint), ())
-        return self._learned.setdefault(self.model, set(known))
+        return self._learned.setdefault((self.endpoint, self.model), set(known))
+
+    def learned_before(self, other: Client) -> None:
+        """Take over what the client of another endpoint has learned, for the way back."""
+        self._learned = other._learned
 
     def body(self, transcript: Transcript, tools: str, *, stream: bool = True) -> bytes:
         """The encoded request; `tools` is a JSON list, "" for none. Messages come last."""
@@ -3165,7 +3220,12 @@ class Client:
 
     def _read(self, response: requests.Response, offered: Sequence[str]) -> Reply:
         resolver = Resolver(offered)
-        self._read_stream(response, resolver)
+        self.fresh, self.tail = [], ""
+        try:
+            self._read_stream(response, resolver)
+            self._look_back()
+        except EndlessText:
+            resolver.finish = "endless"
         reply = resolver.resolve()
         if reply.cost is None:  # a zero there only means that the stream had not begun
             reply.cost = amount_in(response.headers.get("x-litellm-response-cost")) or None
@@ -3173,14 +3233,29 @@ class Client:
         model = resolver.model or self.model
         reply.message["_"] = {"model": self.model, "answered": model, "endpoint": self.endpoint}
         reply.message["_"]["usage"] = reply.usage
+        if reply.end == "endless":
+            reply.message.pop("reasoning_details", None)  # they would have to be whole
+            reply.message = clean_all(reply.message, shortened)
         return reply
 
     def _report(self, kind: str, text: str) -> None:
         """Tell of a piece of text or reasoning as it comes."""
-        if kind == "text" and text:
+        if not text or kind == "call":
+            return
+        if kind == "text":
             self._show(text)
-        elif kind == "reasoning" and text and not self.quiet:
+        elif not self.quiet:
             self.emit("reasoning", text=clean(text))
+        self.fresh.append(text)
+        if len(self.fresh) >= ENDLESS_LOOK or len(text) >= ENDLESS_LOOK:
+            self._look_back()
+
+    def _look_back(self) -> None:
+        """Raises EndlessText when what came last is one piece again and again."""
+        self.tail = "".join([self.tail, *self.fresh])[-ENDLESS_CHARS - ENDLESS_UNIT :]
+        self.fresh = []
+        if endless(self.tail)[1]:
+            raise EndlessText
 
     def _show(self, text: str) -> None:
         """Report text; half of a surrogate pair waits for the other half."""
@@ -7407,6 +7482,31 @@ NETWORK_SIGNS = (
         "the sandbox has no network: call bash with network=true, which may ask the user",
     ),
 )
+FUTILE = "; trying again will not help"
+REFUSED = "a credential is missing or was refused"
+# What fails however often it is run: (exit code, what the command holds, what it prints, why).
+FUTILE_SIGNS = (
+    ("127", "", "", "a program or file is not there"),
+    ("126", "", "", "it can not be executed"),
+    (r"\d+", "", r"(?m)^\S*bash: (?:line \d+: )?\S+: command not found$", "a program is not there"),
+    (
+        r"[1-9]\d*",
+        "",
+        r"(?i)permission denied \([^)]*(?:publickey|password|interactive|gssapi)|terminal prompts"
+        r" disabled|could not read (?:username|password) for|authentication failed for"
+        r"|host key verification failed|(?:password|terminal) is required|code E40[13]\b"
+        r"|requested access to the resource is denied|gh auth login",
+        REFUSED,
+    ),
+    (
+        r"[1-9]\d*",
+        r"\b(?:git|curl|wget|docker|podman|twine|gh|glab|aws|gcloud|kubectl|psql|mysql|ssh|scp)\b",
+        r"(?i)(?:HTTP(?:/[\d.]+)?|error):? 40[13]\b|\b40[13]:? (?:unauthorized|forbidden)"
+        r"|(?:invalid|incorrect|bad) (?:username|password|credentials|token)|access denied"
+        r"|authentication failed|authentication required|(?:must|need to) log ?in",
+        REFUSED,
+    ),
+)
 HELD_CHARS = 200
 ESCAPE_BEGUN = Regex(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b\n]*)?$")
 
@@ -7452,6 +7552,7 @@ class ShellTools:
             capture.close()
         head, _, last = self._result(capture, code, left, seconds).rpartition("\n")
         missed = self._withheld(f"{command}\n{head}") if code else ""
+        missed += futile(command, head, code)
         walls = self._walls(head, failed=bool(code), network=network)
         return code, f"{head}{missed}{walls}\n{last}"
 
@@ -7507,6 +7608,15 @@ class ShellTools:
         else:
             end = f"[ended by signal {-code}]" if code < 0 else f"[exit code {code}]"
         return f"{body.lstrip(chr(10)) or '(no output)'}\n{end}"
+
+
+def futile(command: str, output: str, code: int | None) -> str:
+    """What is said of a command that failed in a way that no further try mends; or ""."""
+    for wanted, inside, printed, why in FUTILE_SIGNS:
+        told = re.search(inside, command) and re.search(printed, output)
+        if told and re.fullmatch(wanted, str(code)):
+            return f"\n[{why}{FUTILE}]"
+    return ""
 
 
 class PersonTools:
@@ -7711,6 +7821,7 @@ PAGE_CUT = "; the page is larger and was not read further"
 MOST_REDIRECTS = 5
 MOST_PAGES = 7
 PASSING = (429, 502, 503, 504)  # answers that another try may change
+LASTING = (401, 403, 404, 405, 407, 410, 451)  # and those that none will
 AGAIN_SECONDS = 2.0  # before that
 
 
@@ -7825,7 +7936,8 @@ class WebTools:
         """The body as text, within size and time."""
         if answer.status_code >= 400:
             failure = PassingError if answer.status_code in PASSING else ToolError
-            raise failure(f"{answer.url} answered {answer.status_code} {answer.reason}")
+            futile = FUTILE if answer.status_code in LASTING else ""
+            raise failure(f"{answer.url} answered {answer.status_code} {answer.reason}{futile}")
         body, cut = b"", ""
         for chunk in inflate(arriving(answer)):
             body += chunk
@@ -7856,7 +7968,7 @@ class WebTools:
         try:
             from ddgs.exceptions import DDGSException
         except ImportError as error:
-            hint = "pip install 'onefile-agent[web]'"
+            hint = f"pip install 'onefile-agent[web]'{FUTILE}"
             raise ToolError(f"web_search needs the package ddgs: {hint}") from error
         try:
             return self.search(query, count)
@@ -9789,15 +9901,33 @@ CHECK_SECONDS = 60  # that --check may take at the least, however short --timeou
 FAILED_CHECK = "[the command that checks your work failed: {command}\nGo on until it passes.]\n"
 CHECKS_IDLE = 2  # replies to a failed check that call nothing, in a row; then the turn ends
 REPEATED = "[note: this is the third equal call with an equal result; do something else.]"
-REPEATS_NOTED, REPEATS_ENDED = 3, 5
 MOVED = "[note: this project was at {before} when that was said; it is at {root} now]"
+FAILING = (
+    "[note: this is the eighth time in a row that {name} fails in the same way; do it otherwise.]"
+)
+# What a command that failed says, unless it says nothing.
+FAILED_COMMAND = Regex(r"(?s)(?!\(no output\)\n).*\n\[exit code [1-9]\d*\]")
 INTERRUPTED_BY_USER = "[interrupted by the user; it may have had effects]"
 INTERRUPTED_BY_TIME = "[ended: the time budget is used up; it may have had effects]"
 CUT_NOTE = (
     "Your reply was cut at the output limit and nothing of it was run. Work in smaller parts."
 )
 MISSING_CALL = "You announced a tool call, but none arrived. Call the tool, or answer without one."
-NUDGES = (CUT_NOTE, MISSING_CALL)  # messages of the user that are none
+PROMISED = "You said what you will do and called no tool. Do it now, or give your final answer."
+SILENT = "Your reply was empty. Go on with the task, or give your final answer."
+ENDLESS = (
+    "Your reply repeated itself without end, was cut, and nothing of it was run. Do otherwise."
+)
+# Replies that are neither calls nor an answer: how often the model is told, how, and what ends the
+# turn. Steps with calls begin the count anew, except of what never gets better.
+NUDGES = {
+    "length": (2, CUT_NOTE, "the model gave only replies that were cut"),
+    "endless": (1, ENDLESS, "the model repeated itself without end"),
+    "announced": (2, MISSING_CALL, "the model announced tool calls that never came"),
+    "promised": (1, PROMISED, "the model said what it would do and did nothing"),
+    "empty": (1, SILENT, "the model gave only empty replies"),
+}
+NUDGE_TEXTS = [text for _, text, _ in NUDGES.values()]
 SUMMARY_PROMPT = """\
 You are about to lose the older part of this conversation. Write a hand-over note for your own
 future use, under these headings:
@@ -10024,6 +10154,29 @@ def end_group(process: subprocess.Popen[bytes], mark: str) -> None:
     end_marked(mark)
 
 
+class Streak:
+    """The same thing in a row: the model is told of it once, later it ends the turn."""
+
+    def __init__(self, noted: int, ended: int, note: str) -> None:
+        self.noted, self.ended, self.note = noted, ended, note
+        self.last: tuple[str, ...] = ()
+        self.count = 0
+        self.told = 0  # the step of the note
+
+    def add(self, what: tuple[str, ...], step: int) -> str:
+        """Count one more; the note that its result carries, or ""."""
+        self.count = self.count + 1 if what == self.last else 1
+        self.last = what
+        if self.count != self.noted:
+            return ""
+        self.told = step
+        return "\n" + self.note.format(name=what[0])
+
+    def is_over(self, step: int) -> bool:
+        """Whether it went on although the model has read the note."""
+        return self.count >= self.ended and self.told < step
+
+
 AUDIT_CHARS = 2000  # of one argument
 MOST_THREADS = 8  # calls that run at once
 
@@ -10137,7 +10290,7 @@ class Agent:
         self.tools_json = ""
         self.shell: ShellTools | None = None
         self.notes: list[str] = []  # for the next user message
-        self.project_notes = ""  # AGENTS.md as the model knows it
+        self.memory: dict[Path, Memo] = {}  # by folder: AGENTS.md as the model knows it
         self.hosts: set[str] = set()  # that a person approved; neither is ever stored
         self.approved: list[str] = []  # rules of "always"
         self.hooks: dict[str, list[Callable[[dict[str, Any]], Any]]] = {}  # by event, from Python
@@ -10148,10 +10301,10 @@ class Agent:
         self.budgets = Budgets(settings)
         self.sent: Message = {}  # the last message of the last request
         self.task = ""  # the current user message
-        self.nudges = 0  # replies of this turn that were neither calls nor an answer
-        self.streak: list[tuple[str, str, str]] = []  # equal calls with equal results, in a row
+        self.one_shot = ask is None  # nobody answers when a reply ends the turn
+        self.nudges: dict[str, int] = {}  # replies that were neither calls nor an answer, by kind
+        self.equal, self.failures = Streak(3, 5, REPEATED), Streak(8, 10, FAILING)
         self.window_asked = False
-        self.invisible = 0  # characters in the project notes that show nothing
         self.warned_invisible = False
         self.lost: set[str] = set()  # what the disk refused, as it was reported
         self.unsaved = False  # a reply came; it is saved before anything else happens
@@ -10174,12 +10327,12 @@ class Agent:
         if not isinstance(header.get("turns"), list):  # from elsewhere
             users = enumerate(message["role"] == "user" for message in self.transcript.messages)
             header["turns"] = [at for at, is_user in users if is_user]
-        for name, empty in {"title": "", "usage": {}, "files": {}}.items():
+        for name, empty in {"title": "", "usage": {}, "files": {}, "notes": []}.items():
             if not isinstance(header.get(name), type(empty)):
                 header[name] = empty
         turns = header["turns"]
         turns[:] = [at if type(at) is int else 0 for at in turns]
-        self.hosts, self.approved, self.notes, self.streak, self.lost = set(), [], [], [], set()
+        self.hosts, self.approved, self.notes, self.lost = set(), [], [], set()
         self.task, self.compact_floor = self.last_prompt(), 0.0
         root, before = str(self.workspace.root), header.get("root")
         if isinstance(before, str) and before not in ("", root):
@@ -10187,6 +10340,7 @@ class Agent:
         header.update(root=root, model=self.client.model, base_url=self.client.endpoint)
         self.client.forget_projection()
         self.workspace.seen = header["files"]
+        header.setdefault("mode", self.mode)  # the last one that the model was told
         state = session.folder.parent if session.folder is not None else None
         if self.shell is not None and state is not None:
             self.shell.output_folder = state / "output" / session.id
@@ -10213,7 +10367,6 @@ class Agent:
             self.mode = mode
             if missing := self.set_walls():
                 self.emit("notice", level="warning", text=missing)
-            self.notes.append(f"[note: the mode is now {mode}. {self.mode_text()}]")
 
     def mode_text(self) -> str:
         """What the model is told of the mode and of the sandbox."""
@@ -10240,6 +10393,7 @@ class Agent:
         self.client.price(model, must=self.settings.max_budget_usd > 0)
         self.client.model = self.session.header["model"] = model
         self.client.window, self.window_asked = self.settings.context, False
+        self.compact_floor = 0.0
         self.client.forget_projection()
 
     def set_provider(self, name: str) -> None:
@@ -10254,15 +10408,20 @@ class Agent:
         settings = dataclasses.replace(self.settings, **changes, model=row.model)
         client = Client(settings, self.emit, sleep=self.client.sleep)
         client.model = row.model or client.first_model()
+        client.learned_before(self.client)
         client.price(client.model, must=settings.max_budget_usd > 0)
         self.client.close()
         self.settings, self.client, self.window_asked = settings, client, False
+        self.compact_floor = 0.0
         self.session.header.update(model=client.model, base_url=client.endpoint)
 
     def system_text(self) -> str:
         """The system prompt: built at start, on resume and after compaction, never in between."""
-        self.project_notes = self.read_notes()
-        extra = (self.settings.append_system_prompt, self.project_notes)
+        self.memory, notes = {}, self.session.header.setdefault("notes", [])
+        notes[:] = dict.fromkeys(name for name in notes if isinstance(name, str))
+        self.read_notes(project_folders(self.workspace.root))
+        self.read_notes([self.workspace.root / name for name in notes], DEEPER_BYTES)
+        extra = (self.settings.append_system_prompt, *map(str, self.memory.values()))
         return SYSTEM_PROMPT.format(
             root=self.workspace.root,
             system=sys.platform,
@@ -10271,12 +10430,66 @@ class Agent:
             extra="\n".join(part for part in extra if part),
         ).rstrip()
 
-    def read_notes(self) -> str:
-        """The project's AGENTS.md files as they are now."""
-        if self.settings.bare:
+    # -- memory: the AGENTS.md files
+
+    @functools.cached_property
+    def project(self) -> Workspace:
+        """The workspace, or the repository around it: inside it a link is followed."""
+        return Workspace(project_folders(self.workspace.root)[0], self.workspace.environ)
+
+    def memo(self, folder: Path, most: int = AGENTS_MD_BYTES) -> Memo | None:
+        """The AGENTS.md of a folder as it is now, within what is left of the bytes of all."""
+        old = self.memory.get(folder)
+        if old is not None and old.kept < old.size:  # what it got once, or it seems to change
+            most = old.kept
+        others = sum(one.kept for at, one in self.memory.items() if at != folder)
+        room = max(0, min(most, AGENTS_MD_BYTES - others))
+        return read_memo(self.project, folder, room, self.mask)
+
+    def read_notes(self, folders: Iterable[Path], most: int = AGENTS_MD_BYTES) -> list[str]:
+        """Read AGENTS.md files anew; what the model is told of those that changed."""
+        told = []
+        for folder in () if self.settings.bare else folders:
+            old, new = self.memory.get(folder), self.memo(folder, most)
+            if new is None and old is not None:
+                del self.memory[folder]
+                told.append(f"[note: {old.path} was removed; what it said holds no more]")
+            elif new is not None and new != old:
+                self.memory[folder] = new
+                told.append(f"[note: {new.path} is new or changed; it says now:]\n{new.text}\n")
+        return told
+
+    def notes_for(self, one: Running) -> str:
+        """The AGENTS.md files of deeper folders that a file tool is the first to come to."""
+        place, path = self.workspace, path_argument(one.made, one.arguments)
+        if one.plan and (folder := one.plan.path.parent) in (place.root, *self.memory):
+            self.read_notes([folder])  # the model knows what it wrote itself
+        if path is None or one.made.name not in FILE_TOOLS or self.settings.bare:
             return ""
-        text, self.invisible = reveal(read_agents_md(self.workspace))
-        return text + invisible_note(self.invisible)
+        target = place.safe_path(path)
+        parts = (target if target.is_dir() else target.parent).relative_to(place.root).parts
+        folders = [place.root.joinpath(*parts[: n + 1]) for n in range(len(parts))]
+        new = [f for f in folders if f not in self.memory and has_notes(f)]
+        hidden = any(part.startswith(".") or part in SKIPPED_FOLDERS for part in parts)
+        if not new or hidden or ignored_by_git(target, place):
+            return ""
+        text = ""
+        for folder in new:
+            memo = self.memo(folder, DEEPER_BYTES - len(text))
+            if memo is None or not place.may_tell(place.relative(memo.path)):
+                continue
+            self.memory[folder] = memo
+            self.session.header["notes"].append(place.relative(folder))
+            self.warn_invisible(str(memo.path), memo.invisible)
+            text += f"\n{memo}" if memo.path != target else ""
+        return text
+
+    def forget_notes(self, gone: Iterable[Message]) -> None:
+        """What messages that are gone told of AGENTS.md files is told again."""
+        text, header = "\n".join(text_of(m.get("content")) for m in gone), self.session.header
+        known = {at: memo for at, memo in self.memory.items() if str(memo.path) not in text}
+        header["notes"] = [n for n in header["notes"] if self.workspace.root / n in known]
+        self.memory = known
 
     def warn_invisible(self, where: str, count: int) -> None:
         """Tell the person once of characters that show nothing: text that only the model reads."""
@@ -10402,15 +10615,17 @@ class Agent:
     def begin_turn(self, prompt: str) -> None:
         """The user message, with what changed since the last one, saved before anything is sent."""
         self.keep(self.session.keep_backup)
-        changed = self.read_notes()
-        self.warn_invisible("AGENTS.md", self.invisible)
-        if changed != self.project_notes:
-            self.project_notes = changed
-            self.notes.append(f"[note: the project notes changed; they are now:]\n{changed}\n")
+        known = dict.fromkeys([*project_folders(self.workspace.root), *self.memory])
+        self.notes += self.read_notes(known)
+        self.warn_invisible("AGENTS.md", sum(memo.invisible for memo in self.memory.values()))
+        if self.session.header.get("mode") != self.mode:
+            self.session.header["mode"] = self.mode
+            self.notes.append(f"[note: the mode is now {self.mode}. {self.mode_text()}]")
         self.budgets.begin()
         self.notes += filter(None, [self.budgets.note()])
         self.task, self.notes = "\n".join([*self.notes, prompt]), []
-        self.nudges, self.streak = 0, []
+        self.nudges = {}
+        self.equal, self.failures = Streak(3, 5, REPEATED), Streak(8, 10, FAILING)
         header = self.session.header
         header["title"] = header.get("title") or first_line(clean(prompt))
         header["turns"].append(len(self.transcript.messages))  # where this one begins
@@ -10435,13 +10650,13 @@ class Agent:
             self.transcript.cancel_waiting(NO_BUDGET)
             raise self.limit_end(last)
         if calls:
+            self.nudges = {kind: n for kind, n in self.nudges.items() if kind == "endless"}
             self.run_calls(calls)
             return None
-        if reply.end == "complete" and not reply.announced and reply.message["content"]:
-            return str(reply.message["content"])
-        if self.ask_again(reply):  # else the same request once more
-            self.save()
-        return None
+        if kind := self.shortfall(reply):
+            self.ask_again(kind, text_of(reply.message["content"]))
+            return None
+        return str(reply.message["content"])
 
     def ask_model(self) -> Reply:
         """One reply; a request that is too large for the window is compacted and sent once more."""
@@ -10472,7 +10687,7 @@ class Agent:
         message = reply.message
         if reply.end != "complete":  # cut: whatever its calls look like, they are not run (T6)
             message = {k: v for k, v in message.items() if k != "tool_calls"}
-        if not message["content"] and not message.get("tool_calls"):
+        if is_blank(message["content"]) and not message.get("tool_calls"):
             return []
         calls = self.transcript.add_reply(message, self.only_reads)
         self.client.forget_partial()  # stored: a Ctrl-C must not keep it once more
@@ -10481,28 +10696,30 @@ class Agent:
             self.save()
         return calls
 
-    def ask_again(self, reply: Reply) -> bool:
-        """A reply that is neither calls nor an answer: ask again, a few times, then end the turn.
-
-        Returns whether the request is another one: an empty reply is asked for unchanged.
-        """
-        self.nudges += 1
-        empty = reply.end == "complete" and not reply.announced
+    def shortfall(self, reply: Reply) -> str:
+        """Why a reply without calls is no answer, a key of NUDGES; "" when it is one."""
         if reply.end == "filtered":
             raise ProviderError("the provider's content filter stopped the reply")
-        if self.nudges > (1 if empty else 2):
-            reason = "replies that were cut" if reply.end == "length" else "empty replies"
-            if reply.announced:
-                reason = "announcements of a tool call that never came"
-            raise TurnEnd("error", 1, f"the model gave only {reason}")
-        if reply.end == "length":
-            self.transcript.add_user(CUT_NOTE)
-        elif reply.announced:
-            self.transcript.add_user(MISSING_CALL)
-        else:
+        if reply.end != "complete":
+            return reply.end
+        text = text_of(reply.message["content"])
+        if reply.announced or is_blank(text):
+            return "announced" if reply.announced else "empty"
+        alone = self.one_shot and self.mode != "plan" and bool(self.tools)
+        return "promised" if alone and promises(text) else ""
+
+    def ask_again(self, kind: str, text: str) -> None:
+        """Tell the model why its reply was no answer. Raises TurnEnd when it was told before."""
+        most, note, reason = NUDGES[kind]
+        self.nudges[kind] = self.nudges.get(kind, 0) + 1
+        if self.nudges[kind] > most:
+            raise TurnEnd("error", 1, reason, text)
+        if kind == "empty":
             self.budgets.steps -= 1  # a retry is no step
             self.emit("notice", level="warning", text="the reply was empty; asking once more")
-        return not empty
+        if kind != "empty" or self.transcript.messages[-1]["role"] == "tool":
+            self.transcript.add_user(note)
+            self.save()
 
     def count(self, reply: Reply) -> None:
         """A step is done."""
@@ -10592,10 +10809,11 @@ class Agent:
         """Run a reply's calls in order; those that only read and stand together run at once."""
         for batch in self.batches(calls):
             self.run_together(batch)
-            if len(self.streak) >= REPEATS_ENDED:
-                self.transcript.cancel_waiting("not run: the turn ended")
-                name = batch[-1].name
-                raise TurnEnd("error", 1, f"stopped: {name} gave the same result five times")
+            for streak, what in ((self.equal, "gave the same result"), (self.failures, "failed")):
+                if streak.is_over(self.budgets.steps):
+                    self.transcript.cancel_waiting("not run: the turn ended")
+                    reason = f"{streak.last[0]} {what} {streak.count} times in a row"
+                    raise TurnEnd("error", 1, f"stopped as a loop: {reason}")
 
     def batches(self, calls: Iterable[Call]) -> Iterator[list[Call]]:
         """Calls that may run at once, each once; every other call by itself."""
@@ -10976,6 +11194,8 @@ class Agent:
             raise ToolError("the tool tried to end the program") from error
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
+        except odd_errors() as error:
+            raise ToolError(f"{type(error).__name__}: {error}") from error
 
     def refuse(self, call: Call, refusal: ToolError) -> str:
         """Record a call that was not permitted; returns its result.
@@ -11006,10 +11226,9 @@ class Agent:
         text, count = reveal(self.mask(text))
         text = clip(text) + invisible_note(count)
         self.warn_invisible(f"the result of {call.name}", count)
-        made = (call.name, encode(call.arguments), text)
-        self.streak = [*self.streak, made] if made in self.streak[-1:] else [made]
-        if len(self.streak) == REPEATS_NOTED:
-            text = f"{text}\n{REPEATED}"
+        loop = self.note_loop(call, status, text)
+        notes = self.notes_for(one) if status == "ok" else ""
+        text = clip(text, RESULT_CHARS - len(notes)) + loop + notes if notes else text + loop
         self.transcript.answer(call.id, text)
         self.save()
         ms = round((time.monotonic() - one.began) * 1000)
@@ -11017,6 +11236,15 @@ class Agent:
         judged = {"decision": decision.outcome, "rule": decision.rule or decision.reason}
         self.audit(one, judged)
         self.emit("tool_result", id=call.id, name=call.name, **one.told, **judged)
+
+    def note_loop(self, call: Call, status: str, text: str) -> str:
+        """What a result says of equal calls, or of equal failures, in a row; mostly nothing."""
+        note = self.equal.add((call.name, encode(call.arguments), text), self.budgets.steps)
+        if status == "error" or (call.name == "bash" and FAILED_COMMAND.fullmatch(text)):
+            note += self.failures.add((call.name, text), self.budgets.steps)
+        elif status == "ok":  # what was denied or cancelled says nothing of the tool
+            self.failures.last, self.failures.count = (), 0
+        return note
 
     def audit(self, one: Running, judged: Mapping[str, str]) -> None:
         """One line about a call in `.agent/audit.jsonl`, for whoever asks later who allowed it."""
@@ -11090,7 +11318,10 @@ class Agent:
 
     def misfit(self) -> str:
         """Why no compaction makes the conversation fit, and what does."""
-        tools, notes = estimate_tokens(self.tools_json), estimate_tokens(self.project_notes)
+        tools, notes = (
+            estimate_tokens(self.tools_json),
+            estimate_tokens("".join(map(str, self.memory.values()))),
+        )
         fixed = tools + self.transcript.encodings()[0][2]
         return (
             f"the conversation does not fit: about {self.tokens()} tokens, with a window of"
@@ -11165,6 +11396,7 @@ class Agent:
             report(f"the conversation before is kept as session {kept_as}")
             self.transcript.replace(self.transcript.messages[:at])
             self.client.forget_projection()
+            self.forget_notes(gone)
         if compacted:
             self.notes.append("[note: the user undid the file changes of the last turns]")
             report("messages that were compacted stay")
@@ -11523,7 +11755,7 @@ def said_in(messages: Iterable[Message]) -> list[str]:
     said = []
     for message in messages:
         content = text_of(message.get("content"))
-        if message["role"] == "user" and content not in NUDGES:
+        if message["role"] == "user" and content not in NUDGE_TEXTS:
             said += note_parts(message)[0] if content.startswith(NOTE_HEAD) else [content]
     return said
 
@@ -11582,31 +11814,182 @@ def flatten(messages: Iterable[Message], limit: int) -> str:
     return "\n".join(lines)
 
 
-def read_agents_md(workspace: Workspace) -> str:
-    """AGENTS.md from the git root down to the workspace, root first.
+AGENTS_FILES = ("AGENTS.override.md", "AGENTS.md")  # of a folder the first that says something
+DEEPER_BYTES = RESULT_CHARS // 2  # of those that one result brings
+FILE_TOOLS = ("read_file", "list_files", "grep", "write_file", "edit_file")
+
+
+@dataclass(frozen=True)
+class Memo:
+    """An AGENTS.md as the model knows it."""
+
+    path: Path
+    text: str  # masked, what is invisible escaped, and where it is cut it says so
+    size: int  # bytes on disk
+    kept: int  # of them in the text
+    invisible: int  # characters
+
+    def __str__(self) -> str:
+        return f"\nProject notes from {self.path}:\n{self.text}"
+
+
+def project_folders(root: Path) -> list[Path]:
+    """The folders from the git root down to the workspace; only that one without a repository."""
+    folders = [root, *root.parents]
+    at = next((n for n, folder in enumerate(folders) if (folder / ".git").exists()), 0)
+    return folders[at::-1]
+
+
+def has_notes(folder: Path) -> bool:
+    """Whether there is anything of that name."""
+    return any(os.path.lexists(folder / name) for name in AGENTS_FILES)
+
+
+def ignored_by_git(path: Path, workspace: Workspace) -> bool:
+    """Whether the repository around a path ignores it: then it is somebody else's."""
+    answer = run_git(workspace.root, ["check-ignore", "-q", "--", str(path)], workspace.environ)
+    return answer is not None and answer.returncode == 0
+
+
+def read_memo(place: Workspace, folder: Path, room: int, mask: Callable[[str], str]) -> Memo | None:
+    """The notes of a folder, at most `room` bytes of them; None when it has none.
 
     A link is followed inside the git root, unless it leads to a secret.
     """
-    folders = [workspace.root]
-    if not (workspace.root / ".git").exists():
-        above = list(workspace.root.parents)
-        at = next((n for n, folder in enumerate(above) if (folder / ".git").exists()), -1)
-        folders += above[: at + 1]
-    place = Workspace(folders[-1], workspace.environ)
-    parts, left = [], AGENTS_MD_BYTES
-    for folder in reversed(folders):
-        if not os.path.lexists(folder / "AGENTS.md"):
+    for name in AGENTS_FILES:
+        path = folder / name
+        if not os.path.lexists(path):
             continue
         try:
-            with open(place.open_file(place.safe_path(f"{folder}/AGENTS.md")), "rb") as file:
-                data = file.read(left)
+            with open(place.open_file(place.safe_path(str(path))), "rb") as file:
+                size, data = os.fstat(file.fileno()).st_size, file.read(room)
         except (ToolError, OSError):
             continue
-        left -= len(data)
-        text = clean(data.decode("utf-8", "replace")).strip()
-        if text:
-            parts.append(f"\nProject notes from {folder}/AGENTS.md:\n{text}")
-    return "\n".join(parts)
+        text, count = reveal(mask(clean(data.decode("utf-8", "replace")).strip()))
+        if not text and len(data) == size:
+            continue
+        text += invisible_note(count)
+        if len(data) < size:
+            text = f"{text}\n[cut here: {len(data)} of {size} bytes]".lstrip()
+        return Memo(path, text, size, len(data), count)
+    return None
+
+
+def odd_errors() -> tuple[type[BaseException], ...]:
+    """What is neither an Exception nor a signal: what asyncio cancels with, and the like."""
+    kinds = BaseException.__subclasses__()
+    return tuple(kind for kind in kinds if not issubclass(kind, KeyboardInterrupt))
+
+
+def is_blank(content: Any) -> bool:
+    """Whether a reply's content says nothing."""
+    return not text_of(content).strip()
+
+
+# What announces that something is done now, and what takes it back, by language. English asks for
+# a verb that a tool does; the others for a future, which they use less for all else.
+ACTS = (
+    r"(?:add|adjust|analy[sz]e|apply|begin|build|change|check|clean up|commit|compare|configure"
+    r"|continue|correct|create|debug|delete|do|download|edit|examine|execute|explore|fetch|find"
+    r"|fix|get started|go ahead|go on|grep|implement|inspect|install|investigate|locate|look"
+    r"|make(?! sure)|modify|move|open|patch|perform|proceed|read|refactor|remove|rename|replace"
+    r"|rerun|rewrite|review|run|scan|search|see|set up|start|take a look|take care|test|trace|try"
+    r"|update|use the|verify|view|write)\b"
+)
+ACTING = (
+    r"(?:adding|applying|building|changing|checking|creating|editing|examining|executing|fixing"
+    r"|implementing|inspecting|installing|looking|opening|proceeding|reading|removing|running"
+    r"|searching|starting|testing|updating|verifying|writing)\b"
+)
+SOON = r"(?:(?:now|first|next|then|also|just|quickly|immediately|go ahead and|try to|to),? )*"
+PROMISES = (
+    (
+        rf"(?<![\"“'‘«])\b(?:i'll|i will|i(?:'m| am) (?:now )?(?:going|about) to|let me|let's"
+        rf"|(?:now|next|first|then),? (?:i|we) (?:need|have|want) to|we'll) {SOON}{ACTS}"
+        rf"|\bi(?:'m| am) now {ACTING}|^(?:now )?{ACTING}.*(?:\bnow[.!]?|\.\.\.|…|:)$"
+        r"|^(?!.*[(){}=<>|])\w+(?:[ ,'`-]+[\w./]+[`']?){2,}:$",
+        r"\b(?:if|once|when|after|until|before|unless|what|anything|whatever|whether) your?\b"
+        r"|\byou(?:'d)? (?:want|like|need|prefer|can|could|may|confirm|tell|decide)\b|\bunless\b"
+        r"|\byour (?:answer|reply|confirm|permission|approval|input|decision|feedback|go-ahead|ok)"
+        r"|\bplease\b|\bwould\b|\blet me know\b|\bfrom now on\b|\bin (?:the )?future\b|\blater\b"
+        r"|\bgoing forward\b|\balways\b|\bnever\b|\btomorrow\b|\bnext time\b|\bmy best\b|^if\b"
+        r"|\bif (?:needed|necessary|required|asked|so)\b|\bi(?:'ve| have| did) |\bdone\b|\bworks?\b"
+        r"|: .*\b(?:pass|passes|passed|fixed|ok)\b|\bas (?:is|they are|it is)\b",
+    ),
+    (
+        r"\b(?:ich werde|werde ich|lass(?:en sie)? mich|(?:jetzt|nun|zuerst|zunächst|als nächstes)"
+        r" \w+e ich|ich \w+e (?:\w+ )*(?:jetzt|nun|zuerst|zunächst))\b",
+        r"\b(?:nicht|kein\w*|künftig|immer|nie|wenn|falls|sobald|dir|ihnen|euch|bitte|habe|fertig"
+        r"|wissen|sehe|denke|glaube|würde)\b",
+    ),
+    (
+        r"\b(?:je vais|laissez-moi|laisse-moi|nous allons)\b",
+        r"\b(?:pas|si|vous|votre|désormais|toujours|jamais|savoir|bien)\b",
+    ),
+    (
+        r"\b(?:voy a|vamos a|déja(?:me|dme)|déjeme|perm[ií]t[ae]me)\b",
+        r"\b(?:no|si|usted|saber|siempre|nunca|cuando)\b",
+    ),
+    (
+        r"\b(?:vou|vamos|deixe-me|deixa-me)\b",
+        r"\b(?:não|se|saber|sempre|nunca|quando|bem)\b",
+    ),
+    (
+        r"\b(?:ora|adesso) \w+o\b|\b(?:sto per|fammi|lasciami|procedo|procederò|eseguirò"
+        r"|controllerò|verificherò|leggerò|correggerò)\b",
+        r"\b(?:non|se|sapere|sempre|mai|quando|sono|ho)\b",
+    ),
+    (
+        r"\b(?:сейчас я|я сейчас|давайте я|(?:сейчас|теперь|я) (?:проверю|запущу|посмотрю|исправлю"
+        r"|прочитаю|начну|сделаю|открою|найду))\b",
+        r"\b(?:не|если|когда|вы|вам)\b",
+    ),
+    (
+        r"我(?:现在|马上|接下来|先|将|会|来|这就)|让我|接下来|現在我|讓我",
+        r"如果|请|您|你|不|以后|始终|已|了[。！]?$",
+    ),
+    (
+        r"(?:これから|今から|まず|では|それでは).*(?:します|ましょう|てみます)[。！]?$",
+        r"ください|ました|場合|ません|今後|お願い",
+    ),
+    (r"(?:하겠습니다|보겠습니다)[.!]?$", r"앞으로|않|면 "),
+)
+# Sentences behind an announcement that say nothing more.
+FILLER = Regex(
+    r"(?:this|it) (?:will|may|might|should|could) (?:only |just )?take|(?:just )?(?:one|a) moment"
+    r"|(?:just )?(?:one|a) sec|hold on|stand by|please wait|bear with me|here (?:we|i) go",
+    re.IGNORECASE,
+)
+TO_THE_USER = Regex(r"\b(?:you|your|shall|should|may|want|okay|ok|which|prefer)\b", re.IGNORECASE)
+
+
+def promises(text: str) -> bool:
+    """Whether a reply ends by announcing what its writer does next, instead of doing it.
+
+    >>> promises("I see it. Let me fix that now."), promises("Fixed. Let me know if it fails.")
+    (True, False)
+    """
+    body = text.strip().replace("’", "'")
+    if body.endswith("```") and body.count("```") % 2 == 0:  # a command in place of a call
+        body = body[: body.rfind("```", 0, -3)].rstrip()
+        body = body.rstrip(":")
+        if not re.search(r"\b(?:run|execute|call|try|check|start)\b", body.rpartition("\n")[2]):
+            return False
+    line = re.sub(r"[^\w.!?…:)\]\"'`。！？：]+$", "", body.rpartition("\n")[2]).strip("*_ ")
+    if body.count("```") % 2 or re.match(r"[-*+•>|#]\s?|\d+[.)]\s", line):
+        return False
+    sentences = [one for one in re.split(r"(?<=[.!?…])[*_)]* +|(?<=[。！？])", line) if one]
+    while len(sentences) > 1 and FILLER.match(sentences[-1]):
+        sentences.pop()
+    asks = any(one.endswith(("?", "？")) and TO_THE_USER.search(one) for one in sentences)
+    last = sentences[-1] if sentences else ""
+    if asks or last.endswith(("?", "？")):
+        return False
+    for promise, never in PROMISES:
+        found = re.search(promise, last, re.IGNORECASE)
+        if found:
+            return not re.search(never, last, re.IGNORECASE)
+    return False
 
 
 # == 10. Terminal =============================================================
@@ -12147,6 +12530,15 @@ class Repl:
         if agent.client.cache_fell:
             self.screen.line(f"cache: {agent.client.cache_fell}")
 
+    def do_memory(self, _: str) -> None:
+        """show the AGENTS.md files that the model knows"""
+        for folder, memo in self.agent.memory.items():
+            cut = f", {memo.kept} of them known" if memo.kept < memo.size else ""
+            changed = ", changed since" if self.agent.memo(folder) != memo else ""
+            self.screen.line(f"{memo.path}: {memo.size} bytes{cut}{changed}")
+        if not self.agent.memory:
+            self.screen.line("no AGENTS.md is loaded")
+
     def do_compact(self, argument: str) -> None:
         """shorten the conversation now: /compact [what to keep]"""
         self.agent.compact(argument)
@@ -12631,6 +13023,7 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     session = choose_session(settings, flags, root, screen, ask)
     agent = build_agent(settings, emit=emit, ask=ask, session=session, sleep=screen.countdown)
     flags.began = True
+    agent.one_shot |= one_shot
     try:
         prune_at_start(agent)
         if not one_shot:

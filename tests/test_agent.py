@@ -4,6 +4,7 @@
 the server got must have been valid.
 """
 
+import asyncio
 import dataclasses
 import hashlib
 import itertools
@@ -31,7 +32,9 @@ from agent import (
     Transcript,
     UsageError,
     build_agent,
+    open_session,
     problems,
+    promises,
     tool,
 )
 from flaky_server import FlakyServer
@@ -1094,12 +1097,15 @@ def test_equal_calls_with_equal_results_get_a_note_and_then_an_end(
     assert "five" in one.of("notice")[-1]["text"] or "5" in one.of("notice")[-1]["text"]
 
 
-def test_equal_calls_in_one_reply_are_a_loop_too(stage: Callable[..., Stage]) -> None:
-    one = stage([say(*["same"] * 7)], tools=[echo])
+def test_equal_calls_in_one_reply_are_a_loop_too_once_the_note_was_read(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage([say(*["same"] * 7), say("same", "same")], tools=[echo])
     assert one.run().exit_code == 1
     texts = results(one.messages)
-    assert [text.split("\n")[0] for text in texts[:5]] == ["same"] * 5
-    assert [text[:7] for text in texts[5:]] == ["not run"] * 2
+    assert [text.split("\n")[0] for text in texts[:8]] == ["same"] * 8
+    assert [text.startswith("same\n[note") for text in texts].index(True) == 2
+    assert [text[:7] for text in texts[8:]] == ["not run"]
 
 
 def test_equal_failures_are_a_loop_too(stage: Callable[..., Stage]) -> None:
@@ -1133,6 +1139,214 @@ def test_a_loop_does_not_reach_over_prompts(stage: Callable[..., Stage]) -> None
     assert results(one.messages) == ["a"] * 6
 
 
+@tool(needs="read")
+def broken(number: int) -> str:
+    """Fail.
+
+    number: anything
+    """
+    raise ValueError("boom" if number >= 0 else f"boom {number}")
+
+
+def failing(*numbers: int) -> dict[str, Any]:
+    """One reply with a call that fails, for each number."""
+    return {"calls": [{"call": "broken", "arguments": {"number": n}} for n in numbers]}
+
+
+def test_the_same_failure_with_other_arguments_is_noted_and_then_ends_the_turn(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage([failing(n) for n in range(20)], tools=[broken])
+    result = one.run()
+    texts = results(one.messages)
+    assert (result.status, result.exit_code, len(texts)) == ("error", 1, 10)
+    assert [at for at, text in enumerate(texts) if "[note" in text] == [7]
+
+
+def test_a_row_of_failures_does_not_end_before_the_note_was_read(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(
+        [failing(*range(12)), say("other"), failing(*range(12)), "done"], tools=[echo, broken]
+    )
+    assert one.run().text == "done"
+    two = stage([failing(*range(12)), failing(1, 2), "done"], tools=[broken])
+    assert (two.run().exit_code, len(two.server.requests)) == (1, 2)
+
+
+def test_denials_do_not_count_and_do_not_break_a_row(stage: Callable[..., Stage]) -> None:
+    denied = [write(f"f{n}") for n in range(12)]
+    one = stage([*denied, "done"], mode="plan")
+    assert one.run().status == "done"
+    mixed = [step for n in range(10) for step in (failing(n), write(f"f{n}"))]
+    two = stage([*mixed, "done"], tools=[broken], mode="plan")
+    assert two.run().exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "between", [say("fine"), failing(-1)], ids=["a success", "another failure"]
+)
+def test_what_comes_between_breaks_a_row_of_failures(
+    stage: Callable[..., Stage], between: dict[str, Any]
+) -> None:
+    one = stage(
+        [*map(failing, range(7)), between, *map(failing, range(7)), "done"], tools=[echo, broken]
+    )
+    assert one.run().status == "done"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"text": "So:\n" + "the same\n" * 2000},
+        {"text": "the same\n\n" * 150, "call": "act", "arguments": {"text": "x"}},
+        {"text": "very " * 2000},
+        {"reasoning": "wait.\n" * 2000, "text": "hm"},
+    ],
+    ids=["lines", "a call behind them", "words", "reasoning"],
+)
+def test_a_reply_that_goes_on_without_end_is_cut_told_and_then_ends_the_turn(
+    stage: Callable[..., Stage], reply: dict[str, Any]
+) -> None:
+    one = stage([reply, "fine"], tools=[act])
+    assert one.run().text == "fine"
+    assert (one.of("tool_use"), len(users(one.messages))) == ([], 2)
+    assert max(len(text) for text in map(str, one.messages[1:])) < 400
+    two = stage([reply, reply, "never"], tools=[act])
+    assert (two.run().exit_code, len(two.server.requests)) == (1, 2)
+
+
+SIMILAR = {
+    "table": "".join(f"| {n} | 0 | 0 |\n" for n in range(800)),
+    "diff": "".join(f"-old {n}\n+new {n}\n" for n in range(400)),
+    "rulers": f"{'-' * 900}\ntext\n{'=' * 2000}\n",
+    "99 lines": "the same\n" * 99,
+}
+
+
+@pytest.mark.parametrize("text", SIMILAR.values(), ids=SIMILAR)
+def test_lines_that_are_only_similar_are_an_answer(stage: Callable[..., Stage], text: str) -> None:
+    assert stage([text]).run().text == text
+
+
+ANNOUNCEMENTS = [
+    "I will do it now.",
+    "I will now run the tests.",
+    "Let me look at the config first.",
+    "Let me read `agent.py` to understand the structure:",
+    "I see the problem. Let me fix that.",
+    "I'm now running the tests...",
+    "Running the tests now.",
+    "Checking the logs...",
+    "Now let me run the test suite to verify that it passes.",
+    "First, I'll examine the project structure.",
+    "Sure! I'll add the function right away.",
+    "I need to look at more files. Let me search for the usages:",
+    "I fixed the first bug. Now I'll fix the second one.",
+    "Let me run this:\n```bash\npytest -q\n```",
+    "I will proceed with the implementation. This may take a moment.",
+    "Let me check if the file exists.",
+    "**Let me run the tests.**",
+    "I’ll check that for you.",
+    "Now I need to update the tests:",
+    "Here is the corrected version of it:",
+    "Ich werde jetzt die Tests ausführen.",
+    "Ich schaue mir jetzt die Datei an.",
+    "Je vais maintenant exécuter les tests.",
+    "Voy a ejecutar las pruebas ahora.",
+    "Vou executar os testes agora.",
+    "Ora eseguo i test.",
+    "我现在来运行测试。",
+    "これからテストを実行します。",
+    "Сейчас я запущу тесты.",
+    "지금 테스트를 실행하겠습니다.",
+    "Why does it fail? Let me check the log.",
+    "I'll look at your code now. 🚀",
+]
+ANSWERS = [
+    "4",
+    "The test passes now.",
+    "I fixed the bug in `mean()`: the divisor was off by one. All 12 tests pass.",
+    "I fixed the typo. Let me know if you want me to run the tests as well.",
+    "Should I delete the old file? I will wait for your answer.",
+    "I will not change the other files.",
+    "I'll leave the configuration as it is.",
+    "Understood. I will use tabs from now on.",
+    "I will remember that.",
+    "The build needs network access, which was denied. If you permit it, I will run it again.",
+    "Once you have set the key, I can run the integration tests.",
+    "I could not run the tests: pytest is not installed. You will need to install it first.",
+    "To run it yourself:\n```bash\npython app.py\n```",
+    "You can start it with:\n```\nmake run\n```",
+    "Here is the function:\n```python\ndef f(x):\n    return x + 1\n```",
+    "1. Read the file\n2. Change the constant\n3. Run the tests",
+    "I would look at the cache first.",
+    "Nothing to do now.",
+    "Everything works now.",
+    "Running the server works now.",
+    "Running `make test` takes about a minute.",
+    'The comment says "I will fix this later".',
+    'The log says: "Let me check the file".',
+    "I'll stop here because the budget is used up.",
+    "Which of the two do you want?",
+    "The server is running on port 8000.",
+    "I have checked the logs and will report only what matters: there were 3 errors.",
+    "The plan is to move the parser into its own module; nothing was changed yet.",
+    "First, the cache is filled. Then the rows are read.",
+    "Der Fehler ist behoben, alle Tests laufen jetzt durch.",
+    "Ich habe die Datei geändert und die Tests ausgeführt.",
+    "Ich werde künftig Tabs verwenden.",
+    "J'ai corrigé le bug ; tous les tests passent.",
+    "已经修复,测试全部通过。",
+    "修正しました。テストはすべて通ります。",
+    "Готово: ошибка исправлена, тесты проходят.",
+    "I'll let you know when it is finished.",
+    "Before I go on I need your decision: keep the old API or drop it.",
+    "With this change the agent will run the tests by itself.",
+    "If the tests fail again, I will look into the cache.",
+    "I'll make sure to use tabs.",
+    "This function will read the file and then update the table.",
+    "It will now check the input first.",
+    "services:\n  web:",
+    "The tests pass and I will now consider this finished.",
+    "My name is agent; I will read, search, edit and run what your task needs.",
+    "I'm running on Linux as root.",
+    "I can run it, but I'd rather not: it deletes files.",
+]
+
+
+def test_an_announcement_at_the_end_is_told_from_an_answer() -> None:
+    assert [text for text in ANNOUNCEMENTS if not promises(text)] == []
+    assert [text for text in ANSWERS if promises(text)] == []
+
+
+@pytest.mark.parametrize("ask, mode", [(None, "auto"), (None, "plan"), (lambda q: "y", "auto")])
+def test_an_announcement_without_a_call_is_asked_for_once_where_nobody_answers(
+    stage: Callable[..., Stage], ask: Any, mode: str
+) -> None:
+    one = stage(["I will do it now.", say("a"), "I'll fix it now.", "done"], ask=ask, mode=mode)
+    alone = ask is None and mode == "auto"
+    assert one.run().text == ("done" if alone else "I will do it now.")
+    assert len(users(one.messages)) == (3 if alone else 1)
+
+
+def test_two_announcements_in_a_row_end_the_turn(stage: Callable[..., Stage]) -> None:
+    one = stage(["I will do it now.", "Let me do it now.", "never"])
+    result = one.run()
+    assert (result.exit_code, result.text, len(one.server.requests)) == (1, "Let me do it now.", 2)
+
+
+def test_what_asyncio_cancels_with_is_an_error_of_the_tool(stage: Callable[..., Stage]) -> None:
+    @tool(needs="read")
+    def cancelled() -> str:
+        """Cancel."""
+        raise asyncio.CancelledError
+
+    one = stage([{"call": "cancelled", "arguments": {}}, "done"], tools=[cancelled])
+    assert one.run().text == "done"
+    assert results(one.messages)[0].startswith("error: CancelledError")
+
+
 # -- replies that are no answer
 
 
@@ -1149,10 +1363,20 @@ def test_an_empty_reply_is_asked_again_once_and_then_reported(
     assert "empty" in one.of("notice")[-1]["text"]
 
 
-def test_an_empty_reply_may_be_followed_by_an_answer(stage: Callable[..., Stage]) -> None:
-    one = stage([say("a"), {"fault": "empty_reply"}, "fine"], tools=[echo])
+@pytest.mark.parametrize("calls, asked", [(0, 0), (1, 1)])
+def test_an_empty_reply_may_be_followed_by_an_answer(
+    stage: Callable[..., Stage], calls: int, asked: int
+) -> None:
+    one = stage([*[say("a")] * calls, {"fault": "empty_reply"}, "fine"], tools=[echo])
     assert one.run().text == "fine"
-    assert one.sent(1) == one.sent(2)
+    assert one.sent(calls) == one.sent(calls + 1)[: len(one.sent(calls))]
+    assert len(users(one.sent())) == 1 + asked  # behind a result the model is told
+
+
+def test_a_second_empty_reply_behind_a_result_ends_the_turn(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), {"fault": "empty_reply"}, "\n ", "never"], tools=[echo])
+    result = one.run()
+    assert (result.status, result.exit_code, len(one.server.requests)) == ("error", 1, 3)
 
 
 @pytest.mark.parametrize("fault", ["length", "length_whole_call"])
@@ -1207,7 +1431,6 @@ def test_an_empty_reply_at_the_end_of_the_budget_changes_nothing_that_was_sent(
     one = stage(script, tools=[echo], max_turns=calls + 1)
     assert one.run().text == "report"
     requests = one.server.requests
-    assert one.sent(calls) == one.sent(calls + 1)
     assert len(requests) == calls + 3
     for before, after in itertools.pairwise(requests):
         assert after["messages"][: len(before["messages"])] == before["messages"]
@@ -2001,9 +2224,7 @@ def test_a_mode_that_changes_back_does_not_leave_the_model_with_the_wrong_one(
     one.agent.set_mode("auto")
     one.agent.set_mode("auto")
     one.run("second")
-    told = users(one.sent())[1]
-    assert told.rfind("auto") >= told.rfind("plan")
-    assert told.endswith("second")
+    assert users(one.sent())[1] == "second"
 
 
 def test_a_changed_mode_holds_at_once(stage: Callable[..., Stage]) -> None:
@@ -2164,6 +2385,118 @@ def test_endless_notes_are_cut(stage: Callable[..., Stage]) -> None:
     one = stage(["done"])
     one.run()
     assert one.sent()[0]["content"].count("x") < 33_000
+
+
+def lay(root: Path, texts: dict[str, str]) -> None:
+    """Write files."""
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def read(path: str) -> dict[str, Any]:
+    """A step that reads a file."""
+    return {"call": "read_file", "arguments": {"path": path}}
+
+
+def test_an_override_stands_in_place_of_the_notes_of_its_folder(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    lay(tmp_path, {"AGENTS.md": "PLAIN\n", "AGENTS.override.md": "OVERRIDE\n"})
+    one = stage(["one", "two"])
+    one.run("first")
+    text = one.sent()[0]["content"]
+    assert ("OVERRIDE" in text, "PLAIN" in text) == (True, False)
+    (tmp_path / "AGENTS.override.md").unlink()
+    one.run("second")
+    assert "PLAIN" in users(one.sent())[1]
+
+
+def test_notes_of_deeper_folders_come_once_with_the_first_result_there(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    notes = {"a/AGENTS.md": "RULE A\n", "a/b/AGENTS.md": f"RULE B {TOKEN}\u200b\n"}
+    lay(tmp_path, {**notes, "a/b/f": "x\n" * 9000, "c/AGENTS.md": "RULE C\n"})
+    steps = [read("a/b/gone"), read("a/b/f"), read("a/b/f"), "done"]
+    one = stage(steps, environ={"PATH": os.environ["PATH"], "MY_TOKEN": TOKEN})
+    one.run()
+    failed, first, second = results(one.messages)
+    assert first.index("RULE A") < first.index("RULE B [masked]\\u{200b}")
+    assert len(first) <= 20_000 and TOKEN not in json.dumps(one.events, default=str)
+    assert ["RULE" in text for text in (failed, second)] == [False, False]
+    assert "RULE C" not in json.dumps(one.messages)
+    assert all(rule in one.agent.system_text() for rule in ("RULE A", "RULE B"))
+
+
+@pytest.mark.parametrize("folder", ["ignored", ".hidden", "node_modules/p"])
+def test_notes_of_other_people_are_not_loaded(
+    stage: Callable[..., Stage], tmp_path: Path, folder: str
+) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    texts = {f"{folder}/AGENTS.md": "OBEY\n", f"{folder}/f": "x\n", ".gitignore": "ignored/\n"}
+    lay(tmp_path, texts)
+    one = stage([read(f"{folder}/f"), "done"])
+    one.run()
+    assert results(one.messages) == ["1: x"]
+
+
+def test_only_the_notes_that_changed_are_told_and_those_that_are_gone(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    lay(tmp_path, {"AGENTS.md": "TOP\n", "a/AGENTS.md": "OLD\n", "b/AGENTS.md": "LOST\n"})
+    lay(tmp_path, {"a/f": "x\n", "b/f": "x\n"})
+    one = stage([read("a/f"), read("b/f"), "one", "two", "three"])
+    one.run("first")
+    lay(tmp_path, {"a/AGENTS.md": "NEW\n"})
+    (tmp_path / "b/AGENTS.md").unlink()
+    one.run("second")
+    one.run("third")
+    told = users(one.messages)[1]
+    assert ("NEW" in told, "b/AGENTS.md was removed" in told, "TOP" in told) == (True, True, False)
+    assert users(one.messages)[2] == "third"
+
+
+def test_notes_that_came_with_an_undone_turn_come_again(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    lay(tmp_path, {"a/AGENTS.md": "RULE A\n", "a/f": "x\n"})
+    one = stage([read("a/f"), "one", read("a/f"), "two"])
+    one.run("first")
+    one.agent.undo(1, lambda line: None)
+    one.run("second")
+    assert [text.count("RULE A") for text in results(one.messages)] == [1]
+
+
+def test_a_line_that_the_model_noted_itself_is_not_told_again(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    lay(tmp_path, {"AGENTS.md": "TOP\n"})
+    noted = {"call": "note", "arguments": {"text": "more"}}
+    one = stage([noted, "one", "two"], ask=lambda q: "y")
+    one.run("first")
+    one.run("second")
+    assert ((tmp_path / "AGENTS.md").read_text(), users(one.messages)) == (
+        "TOP\n- more\n",
+        ["first", "second"],
+    )
+
+
+def test_a_session_that_is_resumed_in_another_mode_says_so_once(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    lay(tmp_path, {"a/AGENTS.md": "RULE A\n", "a/f": "x\n"})
+    one = stage([read("a/f"), "one", "two", "three"])
+    one.run("first")
+    one.agent.close()
+    (path,) = (tmp_path / ".agent" / "sessions").glob("*.json")
+    settings = dataclasses.replace(one.agent.settings, mode="plan")
+    two = build_agent(settings, session=open_session(path)[0])
+    two.run("second")
+    two.run("third")
+    told = users(two.transcript.messages)
+    assert ("mode is now plan" in told[1], told[2]) == (True, "third")
+    assert all(word in two.transcript.messages[0]["content"] for word in ("Mode: plan", "RULE A"))
+    two.close()
 
 
 LOOKED_INTO = """
