@@ -2088,9 +2088,8 @@ def read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
 # -- one piece without end ----------------------------------------------------
 
 ENDLESS_UNIT = 500  # characters of the longest piece that is looked for
-ENDLESS_CHARS = 10_000  # of pieces; of words without a line end fewer tell enough
-ENDLESS_WORDS = 4000
-ENDLESS_LINES = 100
+ENDLESS_CHARS = 50_000  # of a piece that is no line: what a person asked for may be long
+ENDLESS_LINES = 200
 ENDLESS_KEPT = 3  # pieces that are stored
 ENDLESS_LOOK = 500  # events, or characters of one: to look at each would cost more than to read it
 ENDLESS_MARK = "[it went on like this without end and was cut]"
@@ -2103,7 +2102,7 @@ class EndlessText(Exception):
 def endless(text: str) -> tuple[int, str]:
     """Where a text begins to be one piece again and again up to its end, and that piece, or "".
 
-    >>> endless("So:\n" + "no\n" * 100)
+    >>> endless("So:\n" + "no\n" * 200)
     (4, 'no\n')
     """
     for known in (40, ENDLESS_UNIT):  # a short tail stands more than once in a long piece
@@ -2113,11 +2112,8 @@ def endless(text: str) -> tuple[int, str]:
         while unit and text.endswith(unit, 0, at):
             at -= len(unit)
         size = len(text) - at
-        if "\n" in unit and unit.strip():
-            long = size >= ENDLESS_LINES * len(unit) or size >= max(20 * len(unit), ENDLESS_CHARS)
-        else:  # a ruler may be long
-            long = size >= (ENDLESS_WORDS if any(map(str.isalnum, unit)) else ENDLESS_CHARS)
-        if long:
+        lines = "\n" in unit and unit.strip()
+        if size >= ENDLESS_CHARS or (lines and size >= ENDLESS_LINES * len(unit)):
             return at, unit
     return len(text), ""
 
@@ -10466,8 +10462,11 @@ class Agent:
             self.read_notes([folder])  # the model knows what it wrote itself
         if path is None or one.made.name not in FILE_TOOLS or self.settings.bare:
             return ""
-        target = place.safe_path(path)
-        parts = (target if target.is_dir() else target.parent).relative_to(place.root).parts
+        try:
+            target = place.safe_path(path)
+            parts = (target if target.is_dir() else target.parent).relative_to(place.root).parts
+        except (ToolError, ValueError):  # it leads elsewhere by now
+            return ""
         folders = [place.root.joinpath(*parts[: n + 1]) for n in range(len(parts))]
         new = [f for f in folders if f not in self.memory and has_notes(f)]
         hidden = any(part.startswith(".") or part in SKIPPED_FOLDERS for part in parts)

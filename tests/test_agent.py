@@ -1199,8 +1199,8 @@ def test_what_comes_between_breaks_a_row_of_failures(
     "reply",
     [
         {"text": "So:\n" + "the same\n" * 2000},
-        {"text": "the same\n\n" * 150, "call": "act", "arguments": {"text": "x"}},
-        {"text": "very " * 2000},
+        {"text": "the same\n\n" * 250, "call": "act", "arguments": {"text": "x"}},
+        {"text": "very " * 20_000},
         {"reasoning": "wait.\n" * 2000, "text": "hm"},
     ],
     ids=["lines", "a call behind them", "words", "reasoning"],
@@ -1220,7 +1220,8 @@ SIMILAR = {
     "table": "".join(f"| {n} | 0 | 0 |\n" for n in range(800)),
     "diff": "".join(f"-old {n}\n+new {n}\n" for n in range(400)),
     "rulers": f"{'-' * 900}\ntext\n{'=' * 2000}\n",
-    "99 lines": "the same\n" * 99,
+    "199 lines": "the same\n" * 199,
+    "many words": "word " * 5000,
 }
 
 
