@@ -10771,6 +10771,31 @@ def shown_question(question: Question, *, whole: bool = False) -> tuple[str, boo
     return "\n".join(lines), text != question.text
 
 
+class Suspended(Exception):
+    """Ctrl-Z while a line is typed."""
+
+
+def stoppable(read: Callable[[], str | None]) -> str | None:
+    """What is read from the terminal. Raises Suspended, when its modes are as they were before."""
+
+    def stop(number: int, frame: Any) -> NoReturn:
+        signal.signal(signal.SIGTSTP, before)
+        raise Suspended
+
+    before = signal.getsignal(signal.SIGTSTP)
+    try:
+        if before is not signal.SIG_IGN:
+            signal.signal(signal.SIGTSTP, stop)
+        return read()
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+
+
+def suspend() -> None:
+    """Stop as a program does that knows nothing of Ctrl-Z; goes on when the shell says `fg`."""
+    os.kill(os.getpid(), signal.SIGTSTP)
+
+
 class Person:
     """The one at the keyboard: prompts and answers."""
 
@@ -10853,13 +10878,17 @@ class Person:
             self.screen.write(self.screen.err, shown + "\n")
         self.draft += drain(self.stdin)
         begin, stop = ("\x1b[?2004h", "\x1b[?2004l") if self.marks else ("", "")
-        self.screen.write(self.screen.err, begin + visible(end))
         try:
-            answer = self.read_line()
+            self.screen.write(self.screen.err, begin + visible(end))
+            answer = stoppable(self.read_line)
             pasted = drain(self.stdin, PASTE_SECONDS)
         except KeyboardInterrupt:
             stop += "\n"
             raise
+        except Suspended:
+            self.screen.write(self.screen.err, stop)
+            suspend()
+            return self.line(shown, end, kind)
         finally:
             self.screen.write(self.screen.err, stop)
         if answer is None:
@@ -10894,11 +10923,13 @@ class Person:
             try:
                 lines.append(self.edit_line("> " if not lines else "", rest))
                 more = drain(self.stdin, PASTE_SECONDS)
-            except EOFError:
+            except (EOFError, OSError):  # OSError: the terminal is gone
                 return None
             except KeyboardInterrupt:
                 typed = self.editor.get_line_buffer() if self.editor and not lines else ""
                 self.cleared = bool(lines or typed.strip())
+                if typed.strip():
+                    self.editor.add_history(typed)
                 raise
             head, newline, rest = more.rpartition("\n")
             if newline:
@@ -10912,7 +10943,11 @@ class Person:
             return text + input(prompt + text)
         self.editor.set_startup_hook(functools.partial(self.editor.insert_text, text))
         try:
-            return input(prompt)
+            return stoppable(functools.partial(input, prompt)) or ""
+        except Suspended:
+            text = self.editor.get_line_buffer()
+            suspend()
+            return self.edit_line(prompt, text)
         finally:
             self.editor.set_startup_hook(None)
 
@@ -10968,14 +11003,23 @@ class Repl:
                 continue
             warned = False
             if text is None:
+                self.exit_code = 0 if self.person.stdin.isatty() else 128 + signal.SIGHUP
                 self.screen.line("")
                 break
             self.take(text.strip())
+        self.agent.signals.hold()  # nothing is left to be stopped
         self.person.save_history()
         return self.exit_code
 
     def take(self, text: str) -> None:
-        """One line of input: a command of ours, of the shell, or a prompt."""
+        """One line of input, carried out. Ctrl-C gives the prompt back."""
+        try:
+            self.carry_out(text)
+        except KeyboardInterrupt as stop:
+            self.cancelled(exit_code_of(stop))
+
+    def carry_out(self, text: str) -> None:
+        """A command of ours, of the shell, or a prompt."""
         try:
             if text in ("exit", "quit"):
                 self.leaving = True
@@ -10987,21 +11031,19 @@ class Repl:
                 self.turn(text)
         except (AgentError, OSError) as error:
             self.screen.line(f"agent: {visible(str(error))}")
-        except KeyboardInterrupt as stop:
-            self.cancelled(exit_code_of(stop))
 
     def cancelled(self, exit_code: int) -> None:
         """After a signal: Ctrl-C gives the prompt back, any other ends the program."""
-        self.screen.line("(cancelled)")
         if exit_code != SIGINT_CODE:
             self.leaving, self.exit_code = True, exit_code
+        self.screen.line("(cancelled)")
 
     def turn(self, text: str) -> None:
         """A prompt for the model."""
         result = self.agent.run(text)
-        self.screen.end_line()
         if result.status == "cancelled":
             self.cancelled(result.exit_code)
+        self.screen.end_line()
 
     def shell(self, command: str) -> None:
         """`!cmd`: run a command for the user; the model sees it with the next prompt."""
@@ -11015,9 +11057,9 @@ class Repl:
         try:
             code, _ = host.run(command, 3600, capture, show)
             end = f"[exit code {code}]"
-        except Stop as stop:
+        except KeyboardInterrupt as stop:
             end = "[interrupted]"
-            self.cancelled(stop.exit_code)
+            self.cancelled(exit_code_of(stop))
         end = "\n".join([*host.notes, end])
         host.notes.clear()
         self.screen.line(end)
