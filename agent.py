@@ -4491,18 +4491,20 @@ class Signals:
         self.held = 0  # how many `with` are open
         self.waiting: list[int] = []  # exit codes of what came meanwhile
         self.since = 0.0
+        self.give_up = False  # the process is ours to be ended
 
     def __call__(self, number: int, frame: Any) -> None:
         """What Python calls for a signal, in the main thread."""
         stop = sys.exception()
         while stop is not None and not isinstance(stop, KeyboardInterrupt):
             stop = stop.__context__
-        if stop is None and not self.held:
+        late = time.monotonic() - self.since > GIVE_UP_SECONDS  # e.g. nobody reads what we print
+        if (stop is None and not self.held) or (late and not self.give_up):
             self.since = time.monotonic()
             raise Stop(128 + number)
         later = stop.later if isinstance(stop, Stop) else self.waiting
         later.append(128 + number)
-        if time.monotonic() - self.since > GIVE_UP_SECONDS:  # e.g. nobody reads what we print
+        if late:
             os._exit(strongest(later))
 
     def install(self, numbers: Iterable[int] = (1, 2, 15)) -> list[int]:
@@ -9431,7 +9433,6 @@ class Running:
     by: str = "mode"  # what decided: mode, rule, person, hook or nobody
     hooked: bool = False  # the hooks know of it
     told: dict[str, Any] = field(default_factory=dict)  # status, content and ms of its result
-    reported: bool = False
     plan: Change | None = None
     value: str | Change | None = None  # what it gave
     error: ToolError | None = None
@@ -9887,11 +9888,9 @@ class Agent:
 
     def cancel(self, one: Running, stop: KeyboardInterrupt) -> None:
         """After Ctrl-C: what had come to its end keeps its result."""
-        if one.told:
-            self.report(one)
-        elif one.value is not None or one.error is not None:
+        if not one.told and (one.value is not None or one.error is not None):
             self.finish(one)
-        else:
+        elif not one.told:
             self.answer(one, "cancelled", self.cut_output(one.call, stop))
 
     def prepare(self, one: Running) -> None:
@@ -10208,7 +10207,7 @@ class Agent:
 
     def answer(self, one: Running, status: str, text: str) -> None:
         """Fill in a result, save, report; an equal call with an equal result is counted."""
-        call = one.call
+        call, decision = one.call, one.decision
         text, count = reveal(self.mask(text))
         text = clip(text) + invisible_note(count)
         self.warn_invisible(f"the result of {call.name}", count)
@@ -10221,17 +10220,9 @@ class Agent:
             self.save()
             ms = round((time.monotonic() - one.began) * 1000)
             one.told = {"status": status, "content": clean(text), "ms": ms}
-        self.report(one)
-
-    def report(self, one: Running) -> None:
-        """Say once how a call ended: in the audit and as an event."""
-        if one.reported:
-            return
-        one.reported = True
-        decision = one.decision
-        judged = {"decision": decision.outcome, "rule": decision.rule or decision.reason}
-        self.audit(one, judged)
-        self.emit("tool_result", id=one.call.id, name=one.call.name, **one.told, **judged)
+            judged = {"decision": decision.outcome, "rule": decision.rule or decision.reason}
+            self.audit(one, judged)
+            self.emit("tool_result", id=call.id, name=call.name, **one.told, **judged)
 
     def audit(self, one: Running, judged: Mapping[str, str]) -> None:
         """One line about a call in `.agent/audit.jsonl`, for whoever asks later who allowed it."""
@@ -11322,6 +11313,7 @@ def install_signals(signals: Signals) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.signal(signal.SIGURG, lambda *_: None)  # it only wakes up
+    signals.give_up = True
     signals.install()
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
