@@ -51,6 +51,10 @@ import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    # Nothing has begun: a Ctrl-C from here to main() is no reason for a traceback.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130 + 0 * os.write(2, b"agent: cancelled\n")))
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes  # of HostProcess, which runs elsewhere
@@ -1304,10 +1308,8 @@ def write_private(path: Path, text: str | bytes, *, sync: bool = False) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
-        remove_if_there(temporary, folder)  # half a file only takes the room of others
-        raise
-    finally:
+    finally:  # after a full disk or a Ctrl-C half a file only takes the room of others
+        remove_if_there(temporary, folder)
         os.close(folder)
 
 
@@ -4881,9 +4883,10 @@ class HostProcess:
     """The command host's own code: CommandHost sends this source to a process of its own.
 
     In: {"run": [argv], "cwd": folder, "n": number} with the output pipe as descriptor; {"end":
-    signal} for the running command; {"jobs": 1}; {"stop": pid, "by": signal} for a job and all
-    below it. Out: {"exit": code, "left": jobs} or {"jobs": jobs}, where jobs is a list of [pid,
-    command line], each with "n": number and "alone": whether nothing is left of any command.
+    signal, "n": number} for a command, answered at once when it does not run; {"jobs": 1}; {"stop":
+    pid, "by": signal} for a job and all below it. Out: {"exit": code, "left": jobs} or {"jobs":
+    jobs}, where jobs is a list of [pid, command line], each with "n": number and "alone": whether
+    nothing is left of any command.
     One JSON line each. When the agent is gone, so is everything that was ever started here.
     """
 
@@ -4897,6 +4900,7 @@ class HostProcess:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         self.shell, self.number, self.before = 0, 0, set[int]()
+        self.running = False  # the shell
         self.command = ""  # the command line of the running shell
         self.alone = True  # there is no other process than the host
         self.sessions = set[int]()  # of all commands so far: each begins one
@@ -4941,6 +4945,7 @@ class HostProcess:
                 self.command = " ".join(request["run"])[:1000]
                 self.shell = self.spawn(request["run"], request["cwd"], passed[0])
                 self.sessions.add(self.shell)
+                self.running = self.shell != 0
                 if not self.shell:
                     self.answer({"exit": 127, "left": []})
             elif "stop" in request:
@@ -4950,7 +4955,11 @@ class HostProcess:
             elif "jobs" in request:
                 self.answer({"jobs": [[pid, self.line(pid)] for pid in sorted(self.children())]})
             else:
-                self.end(request["end"])
+                if request["n"] == self.number:  # else it never came here
+                    self.end(request["end"])
+                if request["n"] != self.number or not self.running:
+                    self.number = request["n"]
+                    self.answer({"exit": 0, "left": []})
         return bool(raw)
 
     def answer(self, told: dict[str, Any]) -> None:
@@ -5022,6 +5031,7 @@ class HostProcess:
                 code = os.waitstatus_to_exitcode(status)
         self.alone = alone
         if code is not None:
+            self.running = False
             left = [] if alone else self.settle(time.monotonic() + 0.3)
             self.answer({"exit": code, "left": [[pid, self.line(pid)] for pid in left]})
 
@@ -5079,13 +5089,15 @@ class HostProcess:
 class Stop(KeyboardInterrupt):
     """The user or the system wants an end: Ctrl-C (130), SIGTERM (143) or SIGHUP (129).
 
-    Only the first ends just the turn. `output` is what the running command had printed.
+    Only the first ends just the turn. `output` is what the running command had printed, `later`
+    the exit codes of the signals that came while this one was dealt with.
     """
 
     def __init__(self, exit_code: int, output: str = "") -> None:
         super().__init__()
         self.exit_code = exit_code
         self.output = output
+        self.later: list[int] = []
 
 
 class TimeUp(Stop):
@@ -5096,30 +5108,105 @@ class TimeUp(Stop):
 
 
 SIGINT_CODE, LIMIT_CODE = 130, 53
+GIVE_UP_SECONDS = 5.0  # for what a signal began; then another one ends the process at once
 
 
 def exit_code_of(stop: KeyboardInterrupt) -> int:
     """What the process ends with: a plain KeyboardInterrupt is Ctrl-C."""
-    return stop.exit_code if isinstance(stop, Stop) else SIGINT_CODE
+    return strongest([stop.exit_code, *stop.later] if isinstance(stop, Stop) else [SIGINT_CODE])
 
 
-def stronger(first: KeyboardInterrupt, later: KeyboardInterrupt) -> KeyboardInterrupt:
-    """Of two the one that counts: Ctrl-C only ends the turn, the time budget not even that."""
-    return later if isinstance(later, Stop) or isinstance(first, TimeUp) else first
+def strongest(codes: Sequence[int]) -> int:
+    """Of exit codes the first that ends more than the turn, else Ctrl-C's; 0 for none."""
+    weak = (0, SIGINT_CODE, LIMIT_CODE)
+    return next((code for code in codes if code not in weak), max(codes, default=0))
 
 
-TIMER_AGAIN_SECONDS = 5.0  # a TimeUp may be lost where Python runs a finalizer
+class Signals:
+    """SIGINT, SIGTERM and SIGHUP as exceptions of the main thread: a Stop, one at a time.
+
+    While one is dealt with, in `except` and `finally`, it only learns of those that follow. What
+    belongs together stands in `with signals:`, where all wait for its end. So no signal, and no
+    second one, finds anything half done.
+    """
+
+    def __init__(self) -> None:
+        self.held = 0  # how many `with` are open
+        self.waiting: list[int] = []  # exit codes of what came meanwhile
+        self.since = 0.0
+        self.give_up = False  # the process is ours to be ended
+
+    def __call__(self, number: int, frame: Any) -> None:
+        """What Python calls for a signal, in the main thread."""
+        stop = self.dealt_with()
+        late = time.monotonic() - self.since > GIVE_UP_SECONDS  # e.g. nobody reads what we print
+        if (stop is None and not self.held) or (late and not self.give_up):
+            self.since = time.monotonic()
+            raise Stop(128 + number)
+        later = stop.later if isinstance(stop, Stop) else self.waiting
+        later.append(128 + number)
+        if late:
+            os._exit(strongest(later))
+
+    def dealt_with(self) -> BaseException | None:
+        """The interrupt that is being dealt with."""
+        stop = sys.exception()
+        while stop is not None and not isinstance(stop, KeyboardInterrupt):
+            stop = stop.__context__
+        return stop
+
+    def install(self, numbers: Iterable[int] = (1, 2, 15)) -> list[int]:
+        """Take these signals, except what was ignored at the start (nohup, `&` in a script)."""
+        taken = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in taken:
+            signal.signal(number, self)
+        return taken
+
+    def hold(self) -> None:
+        """From here on signals wait."""
+        if not self.held:
+            self.since = time.monotonic()
+        self.held += 1
+
+    def borrow(self) -> list[int]:
+        """Take Ctrl-C where nobody has done more with it than Python does by itself."""
+        plain = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        main = threading.current_thread() is threading.main_thread()
+        return self.install([signal.SIGINT]) if plain and main else []
+
+    def give_back(self, borrowed: Iterable[int]) -> None:
+        """The end of a `borrow`."""
+        for number in borrowed:
+            signal.signal(number, signal.default_int_handler)
+
+    def release(self) -> int:
+        """The end of a `hold`; returns the exit code of what came, 0 for nothing."""
+        code = 0
+        while self.held == 1 and self.waiting:
+            code = strongest([code, self.waiting.pop(0)])
+        self.held -= 1
+        return code
+
+    def __enter__(self) -> None:
+        self.hold()
+
+    def __exit__(self, *_: object) -> None:
+        if code := self.release():
+            raise Stop(code)
+
+
+TIMER_AGAIN_SECONDS = 0.25  # where a TimeUp has to wait, or was lost in a finalizer
 TIMER_LIMIT_SECONDS = 1e8
 
 
-def in_time(seconds: float, action: Callable[[], str | None]) -> str | None:
+def in_time(seconds: float, action: Callable[[], str | None], signals: Signals) -> str | None:
     """What `action` returns; TimeUp is raised in it after so many seconds, 0: never.
 
     Only in the main thread, where signals arrive. The caller's handler and timer come back.
     """
 
     def ring(number: int, frame: Any) -> None:
-        if not isinstance(sys.exception(), KeyboardInterrupt):  # else the end has come already
+        if not signals.held and signals.dealt_with() is None:  # else the end has come already
             raise TimeUp
 
     if not seconds or threading.current_thread() is not threading.main_thread():
@@ -5142,6 +5229,7 @@ def in_time(seconds: float, action: Callable[[], str | None]) -> str | None:
 
 HEAD_BYTES, TAIL_BYTES = 12_000, 48_000  # of a command's output kept in memory
 SLICE_SECONDS = 0.25  # of waiting for a command
+STOPPED_SECONDS = 2.0  # a slice that took longer than this
 END_SECONDS = 1.0  # from the polite signal to the last one
 
 
@@ -5284,20 +5372,25 @@ class CommandHost:
         source = f"from __future__ import annotations\nimport {HOST_MODULES}\n{self.source}\n"
         environ = {**self.environ, HOST_MARK: self.mark}
         source += f"HostProcess({theirs.fileno()}, {environ!a}).serve()\n"
-        self.process = subprocess.Popen(
-            [*self.walls, sys.executable, "-X", "utf8", "-I", "-S", "-"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-            cwd=self.root,
-            env=environ,
-        )
-        theirs.close()
-        self.process.stdin.write(source.encode())
-        self.process.stdin.close()
-        self.channel = ours
+        try:
+            self.process = subprocess.Popen(
+                [*self.walls, sys.executable, "-X", "utf8", "-I", "-S", "-"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                cwd=self.root,
+                env=environ,
+            )
+            theirs.close()
+            self.process.stdin.write(source.encode())
+            self.process.stdin.close()
+            self.channel = ours
+        finally:
+            if self.channel is None and self.process is not None:  # half started by a Ctrl-C
+                self.process.kill()
+                self.close()
 
     def run(
         self, command: str, timeout: float, capture: Capture, on_output: Callable[[bytes], None]
@@ -5316,9 +5409,11 @@ class CommandHost:
             if answer is None:
                 self._end(reader, capture)
         except KeyboardInterrupt as error:
-            last = stronger(error, self._end(reader, capture) or error)
+            stop = error if isinstance(error, Stop) else Stop(SIGINT_CODE)
+            self._end(reader, capture, stop.later)
             self._drain(reader, take, keep=False)
-            raise Stop(exit_code_of(last), capture.text()) from error
+            stop.output = capture.text()
+            raise stop from None
         except (OSError, ToolError) as error:
             os.close(reader)
             raise ToolError(f"the command host failed, and the command: {error}") from error
@@ -5339,14 +5434,25 @@ class CommandHost:
             os.close(writer)
 
     def _follow(
-        self, reader: int, timeout: float, take: Callable[[bytes], None]
+        self,
+        reader: int,
+        timeout: float,
+        take: Callable[[bytes], None],
+        later: Sequence[int] = (),
     ) -> dict[str, Any] | None:
-        """Take output until the command ends (its answer) or the time is up (None)."""
-        deadline = time.monotonic() + timeout
+        """Take output until the command ends (its answer) or the time is up (None).
+
+        A signal that comes `later` ends the time too. While we are stopped (Ctrl-Z) none passes.
+        """
+        deadline, signals = time.monotonic() + timeout, len(later)
         sources: list[Any] = [self.channel, reader]
-        while (left := deadline - time.monotonic()) > 0:
+        now = time.monotonic()
+        while (left := deadline - now) > 0 and len(later) == signals:
             # In slices: a signal right before the system call would go unseen until it returns.
             ready, _, _ = select.select(sources, [], [], min(left, SLICE_SECONDS))
+            before, now = now, time.monotonic()
+            if now - before > STOPPED_SECONDS:
+                deadline += now - before
             if reader in ready:
                 data = os.read(reader, 65536)
                 if data:
@@ -5395,21 +5501,18 @@ class CommandHost:
             continue
         return answer
 
-    def _end(self, reader: int, capture: Capture) -> KeyboardInterrupt | None:
+    def _end(self, reader: int, capture: Capture, later: Sequence[int] = ()) -> None:
         """End everything the running command started, politely first; its last words are kept.
 
-        A further Ctrl-C goes on to the next signal, so that nothing is left running; what came
-        meanwhile is returned.
+        A signal that comes `later` goes on to the next step, so that nothing is left running.
         """
-        later: KeyboardInterrupt | None = None
         for number in (15, 9, 9):
             try:
-                self.channel.sendall(encode({"end": number}).encode() + b"\n")
-                if self._follow(reader, END_SECONDS, capture.add) is not None:
-                    self.channel.sendall(encode({"end": 9}).encode() + b"\n")
+                request = encode({"end": number, "n": self.number}).encode() + b"\n"
+                self.channel.sendall(request)
+                if self._follow(reader, END_SECONDS, capture.add, later) is not None:
+                    self.channel.sendall(encode({"end": 9, "n": self.number}).encode() + b"\n")
                     break
-            except KeyboardInterrupt as stop:
-                later = stronger(later or stop, stop)
             except (OSError, ToolError, AttributeError):  # the host is gone
                 self.close()
                 break
@@ -5417,7 +5520,6 @@ class CommandHost:
             self.process.kill()
             end_marked(self.mark)
             self.close()
-        return later
 
     def _drain(self, reader: int, take: Callable[[bytes], None], *, keep: bool) -> None:
         """Take what is still in the pipe; a thread empties it on while background jobs hold it."""
@@ -10057,19 +10159,10 @@ class HookRun:
             start_or_run(thread)
             while not self.over.wait(SLICE_SECONDS):
                 continue
-        except KeyboardInterrupt as stop:
-            raise self._end(stop) from stop
-
-    def _end(self, stop: KeyboardInterrupt) -> KeyboardInterrupt:
-        """Wait until the process is gone; a further Ctrl-C can not prevent that."""
-        self.stopped.set()
-        deadline = time.monotonic() + 5 * END_SECONDS  # for a thread that never began
-        while not self.over.is_set() and time.monotonic() < deadline:
-            try:
-                self.over.wait(SLICE_SECONDS)
-            except KeyboardInterrupt as later:
-                stop = stronger(stop, later)
-        return stop
+        except KeyboardInterrupt:
+            self.stopped.set()
+            self.over.wait(5 * END_SECONDS)  # not for ever: a thread may never have begun
+            raise
 
     def _work(self, root: Path, environ: Mapping[str, str]) -> None:
         import tempfile
@@ -10302,6 +10395,7 @@ class Agent:
         self.equal, self.failures = Streak(3, 5, REPEATED), Streak(8, 10, FAILING)
         self.window_asked = False
         self.warned_invisible = False
+        self.signals = Signals()
         self.lost: set[str] = set()  # what the disk refused, as it was reported
         self.unsaved = False  # a reply came; it is saved before anything else happens
 
@@ -10503,8 +10597,37 @@ class Agent:
         """Take a prompt to the model's answer. Ctrl-C ends the turn, not the session."""
         if not isinstance(prompt, str):
             raise UsageError("the prompt must be text")
+        borrowed = self.signals.borrow()
+        try:
+            return self.take_prompt(prompt)
+        finally:
+            self.signals.give_back(borrowed)
+
+    def take_prompt(self, prompt: str) -> Result:
+        """A run between its signals: no Ctrl-C leaves it, the result says that one came."""
         self.budgets.began, self.budgets.steps = time.monotonic(), 0
         self.denied, self.usage, self.unattended = [], {}, False
+        try:
+            result = self.take_turn(prompt)
+            self.signals.hold()
+        except KeyboardInterrupt as stop:  # another one, right behind the end of the turn
+            self.signals.hold()
+            self.seal()
+            result = Result("cancelled", exit_code_of(stop))
+        self.save(sync=True)
+        result.turns, result.usage = self.budgets.steps, told_usage(self.usage)
+        result.text, result.denied = clean_all([result.text, self.denied], self.mask)
+        result.ms = round((time.monotonic() - self.budgets.began) * 1000)
+        result.session_id = self.session.id if self.session.path else ""
+        if code := strongest(self.signals.waiting):
+            result.status, result.exit_code = "cancelled", code
+        self.emit("result", **dataclasses.asdict(result))
+        if code := self.signals.release():
+            result.status, result.exit_code = "cancelled", code
+        return result
+
+    def take_turn(self, prompt: str) -> Result:
+        """The turn, how it ended, and the hooks that are told of it."""
         result = Result("done", 0)
         try:
             result.text = self.run_turn(self.mask(clean(prompt)))
@@ -10518,15 +10641,10 @@ class Agent:
             result = Result("error", error.exit_code)
         except KeyboardInterrupt as stop:
             self.seal()
+            self.save()
             result = Result("cancelled", exit_code_of(stop))
-        if result.status != "cancelled":
+        if result.exit_code not in (129, 143):  # then nobody waits for hooks
             self.tell_end(result)
-        self.save(sync=True)
-        result.turns, result.usage = self.budgets.steps, told_usage(self.usage)
-        result.text, result.denied = clean_all([result.text, self.denied], self.mask)
-        result.ms = round((time.monotonic() - self.budgets.began) * 1000)
-        result.session_id = self.session.id if self.session.path else ""
-        self.emit("result", **dataclasses.asdict(result))
         return result
 
     def tell_end(self, result: Result) -> None:
@@ -10579,7 +10697,7 @@ class Agent:
             last = self.ended_budget()
             step = functools.partial(self.step, last)
             try:
-                answer = in_time(self.budgets.seconds_left(last), step)
+                answer = in_time(self.budgets.seconds_left(last), step, self.signals)
             except KeyboardInterrupt as stop:
                 if exit_code_of(stop) != LIMIT_CODE:
                     raise
@@ -10627,9 +10745,11 @@ class Agent:
         self.equal, self.failures = Streak(3, 5, REPEATED), Streak(8, 10, FAILING)
         header = self.session.header
         header["title"] = header.get("title") or first_line(clean(prompt))
-        header["turns"].append(len(self.transcript.messages))  # where this one begins
-        self.workspace.journal.turn = len(header["turns"])
-        self.transcript.add_user(self.task)
+        with self.signals:
+            self.task, self.notes = "\n".join([*self.notes, prompt]), []
+            header["turns"].append(len(self.transcript.messages))  # where this one begins
+            self.workspace.journal.turn = len(header["turns"])
+            self.transcript.add_user(self.task)
         self.save()
 
     def step(self, last: str = "") -> str | None:
@@ -10688,9 +10808,10 @@ class Agent:
             message = {k: v for k, v in message.items() if k != "tool_calls"}
         if is_blank(message["content"]) and not message.get("tool_calls"):
             return []
-        calls = self.transcript.add_reply(message, self.only_reads)
-        self.client.forget_partial()  # stored: a Ctrl-C must not keep it once more
-        self.unsaved = True
+        with self.signals:  # in between a Ctrl-C would keep the text once more
+            calls = self.transcript.add_reply(message, self.only_reads)
+            self.client.forget_partial()
+            self.unsaved = True
         if not calls:
             self.save()
         return calls
@@ -10843,26 +10964,30 @@ class Agent:
 
     def run_together(self, calls: Sequence[Call]) -> None:
         """Decide on all calls first, one after another, then run them; answers in their order."""
-        going = [self.prepare(call) for call in calls]
-        ready = [one for one in going if one.error is None]
-        for one in ready:
-            if one.made.needs != "read":
-                self.transcript.begin(one.call.id)
-        if self.unsaved or any(one.made.needs != "read" for one in ready):
-            self.save()
-        waits = any(one.made.needs == "net" and not one.made.alone for one in ready)
-        if len(ready) > 1 or waits:  # a thread can be left behind, a network that hangs can not
-            self.run_at_once(going, ready)
-            return
-        for one in going:
-            try:
+        going: list[Running] = []
+        try:
+            for call in calls:
+                going.append(Running(call, time.monotonic()))
+                self.prepare(going[-1])
+            ready = [one for one in going if one.error is None]
+            for one in ready:
+                if one.made.needs != "read":
+                    self.transcript.begin(one.call.id)
+            if self.unsaved or any(one.made.needs != "read" for one in ready):
+                self.save()
+            waits = any(one.made.needs == "net" and not one.made.alone for one in ready)
+            if len(ready) > 1 or waits:  # a thread can be left behind, a network that hangs can not
+                self.run_at_once(going, ready)
+                return
+            for one in going:
                 if one.error is None:
                     self.perform(one)
-            except KeyboardInterrupt as stop:
-                self.answer(one, "cancelled", self.cut_output(one.call, stop))
-                raise
-            self.finish(one)
-            self.tell_result(one)
+                self.finish(one)
+                self.tell_result(one)
+        except KeyboardInterrupt as stop:
+            for one in going:
+                self.cancel(one, stop)
+            raise
 
     def run_at_once(self, going: Sequence[Running], ready: Sequence[Running]) -> None:
         """Run calls in daemon threads; after Ctrl-C what comes late is dropped."""
@@ -10874,7 +10999,6 @@ class Agent:
                     self.perform(one)
 
         threads = {one.call.id: CallThread(target=work, args=(one,), daemon=True) for one in ready}
-        unanswered = list(going)
         try:
             for thread in threads.values():
                 start_or_run(thread)
@@ -10882,26 +11006,23 @@ class Agent:
                 while one.call.id in threads and threads[one.call.id].is_alive():
                     threads[one.call.id].join(SLICE_SECONDS)
                 self.finish(one)
-                unanswered.remove(one)
                 self.tell_result(one)
-        except KeyboardInterrupt as stop:
+        except KeyboardInterrupt:
             for thread in threads.values():
                 thread.dropped = True
             self.workspace.searcher.close()
-            for one in unanswered:
-                self.cancel(one, stop)
             raise
 
     def cancel(self, one: Running, stop: KeyboardInterrupt) -> None:
         """After Ctrl-C: what had come to its end keeps its result."""
-        if one.value is not None or one.error is not None:
+        if not one.told and (one.value is not None or one.error is not None):
             self.finish(one)
-        else:
+        elif not one.told:
             self.answer(one, "cancelled", self.cut_output(one.call, stop))
 
-    def prepare(self, call: Call) -> Running:
-        """find -> parse -> decide -> [approve]; a call that may not run has its error already."""
-        one = Running(call, time.monotonic())
+    def prepare(self, one: Running) -> None:
+        """find -> parse -> decide -> [approve]; a call that may not run has its error then."""
+        call = one.call
         self.emit("tool_use", id=call.id, name=call.name, arguments=call.arguments)
         try:
             self.admit(one)
@@ -10913,10 +11034,6 @@ class Agent:
             one.error = error
             if not one.decision.reason:  # it never came to a decision
                 one.decision = Decision("deny", first_line(str(error)))
-        except KeyboardInterrupt as stop:
-            self.answer(one, "cancelled", self.cut_output(call, stop))
-            raise
-        return one
 
     def refuse_changed(self, one: Running) -> None:
         """Raises ToolError where a call would write MASK for a secret, or elsewhere by now."""
@@ -11228,13 +11345,14 @@ class Agent:
         loop = self.note_loop(call, status, text)
         notes = self.notes_for(one) if status == "ok" else ""
         text = clip(text, RESULT_CHARS - len(notes)) + loop + notes if notes else text + loop
-        self.transcript.answer(call.id, text)
-        self.save()
-        ms = round((time.monotonic() - one.began) * 1000)
-        one.told = {"status": status, "content": clean(text), "ms": ms}
-        judged = {"decision": decision.outcome, "rule": decision.rule or decision.reason}
-        self.audit(one, judged)
-        self.emit("tool_result", id=call.id, name=call.name, **one.told, **judged)
+        with self.signals:
+            self.transcript.answer(call.id, text)
+            self.save()
+            ms = round((time.monotonic() - one.began) * 1000)
+            one.told = {"status": status, "content": clean(text), "ms": ms}
+            judged = {"decision": decision.outcome, "rule": decision.rule or decision.reason}
+            self.audit(one, judged)
+            self.emit("tool_result", id=call.id, name=call.name, **one.told, **judged)
 
     def note_loop(self, call: Call, status: str, text: str) -> str:
         """What a result says of equal calls, or of equal failures, in a row; mostly nothing."""
@@ -12209,6 +12327,31 @@ def shown_question(question: Question, *, whole: bool = False) -> tuple[str, boo
     return "\n".join(lines), text != question.text
 
 
+class Suspended(Exception):
+    """Ctrl-Z while a line is typed."""
+
+
+def stoppable(read: Callable[[], str | None]) -> str | None:
+    """What is read from the terminal. Raises Suspended, when its modes are as they were before."""
+
+    def stop(number: int, frame: Any) -> NoReturn:
+        signal.signal(signal.SIGTSTP, before)
+        raise Suspended
+
+    before = signal.getsignal(signal.SIGTSTP)
+    try:
+        if before is not signal.SIG_IGN:
+            signal.signal(signal.SIGTSTP, stop)
+        return read()
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+
+
+def suspend() -> None:
+    """Stop as a program does that knows nothing of Ctrl-Z; goes on when the shell says `fg`."""
+    os.kill(os.getpid(), signal.SIGTSTP)
+
+
 class Person:
     """The one at the keyboard: prompts and answers."""
 
@@ -12291,13 +12434,17 @@ class Person:
             self.screen.write(self.screen.err, shown + "\n")
         self.draft += drain(self.stdin)
         begin, stop = ("\x1b[?2004h", "\x1b[?2004l") if self.marks else ("", "")
-        self.screen.write(self.screen.err, begin + visible(end))
         try:
-            answer = self.read_line()
+            self.screen.write(self.screen.err, begin + visible(end))
+            answer = stoppable(self.read_line)
             pasted = drain(self.stdin, PASTE_SECONDS)
         except KeyboardInterrupt:
             stop += "\n"
             raise
+        except Suspended:
+            self.screen.write(self.screen.err, stop)
+            suspend()
+            return self.line(shown, end, kind)
         finally:
             self.screen.write(self.screen.err, stop)
         if answer is None:
@@ -12332,11 +12479,13 @@ class Person:
             try:
                 lines.append(self.edit_line("> " if not lines else "", rest))
                 more = drain(self.stdin, PASTE_SECONDS)
-            except EOFError:
+            except (EOFError, OSError):  # OSError: the terminal is gone
                 return None
             except KeyboardInterrupt:
                 typed = self.editor.get_line_buffer() if self.editor and not lines else ""
                 self.cleared = bool(lines or typed.strip())
+                if typed.strip():
+                    self.editor.add_history(typed)
                 raise
             head, newline, rest = more.rpartition("\n")
             if newline:
@@ -12350,7 +12499,11 @@ class Person:
             return text + input(prompt + text)
         self.editor.set_startup_hook(functools.partial(self.editor.insert_text, text))
         try:
-            return input(prompt)
+            return stoppable(functools.partial(input, prompt)) or ""
+        except Suspended:
+            text = self.editor.get_line_buffer()
+            suspend()
+            return self.edit_line(prompt, text)
         finally:
             self.editor.set_startup_hook(None)
 
@@ -12406,14 +12559,23 @@ class Repl:
                 continue
             warned = False
             if text is None:
+                self.exit_code = 0 if self.person.stdin.isatty() else 128 + signal.SIGHUP
                 self.screen.line("")
                 break
             self.take(text.strip())
+        self.agent.signals.hold()  # nothing is left to be stopped
         self.person.save_history()
         return self.exit_code
 
     def take(self, text: str) -> None:
-        """One line of input: a command of ours, of the shell, or a prompt."""
+        """One line of input, carried out. Ctrl-C gives the prompt back."""
+        try:
+            self.carry_out(text)
+        except KeyboardInterrupt as stop:
+            self.cancelled(exit_code_of(stop))
+
+    def carry_out(self, text: str) -> None:
+        """A command of ours, of the shell, or a prompt."""
         try:
             if text in ("exit", "quit"):
                 self.leaving = True
@@ -12425,21 +12587,20 @@ class Repl:
                 self.turn(text)
         except (AgentError, OSError) as error:
             self.screen.line(f"agent: {visible(str(error))}")
-        except KeyboardInterrupt as stop:
-            self.cancelled(exit_code_of(stop))
 
     def cancelled(self, exit_code: int) -> None:
         """After a signal: Ctrl-C gives the prompt back, any other ends the program."""
-        self.screen.line("(cancelled)")
         if exit_code != SIGINT_CODE:
             self.leaving, self.exit_code = True, exit_code
+        self.screen.line("(cancelled)")
 
     def turn(self, text: str) -> None:
         """A prompt for the model."""
         result = self.agent.run(text)
-        self.screen.figures(self.agent)
         if result.status == "cancelled":
             self.cancelled(result.exit_code)
+        self.screen.end_line()
+        self.screen.figures(self.agent)
 
     def shell(self, command: str) -> None:
         """`!cmd`: run a command for the user; the model sees it with the next prompt."""
@@ -12453,9 +12614,9 @@ class Repl:
         try:
             code, _ = host.run(command, 3600, capture, show)
             end = f"[exit code {code}]"
-        except Stop as stop:
+        except KeyboardInterrupt as stop:
             end = "[interrupted]"
-            self.cancelled(stop.exit_code)
+            self.cancelled(exit_code_of(stop))
         end = "\n".join([*host.notes, end])
         host.notes.clear()
         self.screen.line(end)
@@ -12890,52 +13051,82 @@ def choose_tools(
     return {n: t for n, t in registry.items() if n in only and n not in settings.exclude_tools}
 
 
-def install_signals() -> None:
-    """SIGTERM and SIGHUP seal and save as Ctrl-C does."""
+def install_signals(signals: Signals) -> None:
+    """Take the signals. One that comes right before a system call would wait for the end of that.
 
-    def stop(number: int, frame: Any) -> NoReturn:
-        raise Stop(128 + number)
+    So a thread that learns of it in the same moment wakes the main one up. It also ends the process
+    when that does not find its end.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGURG, lambda *_: None)  # it only wakes up
+    signals.give_up = True
+    signals.install()
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
+    def wake() -> None:
+        while numbers := set(os.read(reader, 512)) - {signal.SIGURG}:
+            for pause in WAKE_SECONDS:
+                time.sleep(pause)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
+            if not numbers.isdisjoint((signal.SIGHUP, signal.SIGTERM)):
+                time.sleep(2 * GIVE_UP_SECONDS)
+                os._exit(128 + min(numbers))
+
+    threading.Thread(target=wake, daemon=True).start()
 
 
-def ignore_signals() -> None:
-    """On the way out another Ctrl-C has nothing left to stop."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+WAKE_SECONDS = (0.01, 0.04, 0.2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program; returns its exit code."""
-    flags: argparse.Namespace | None = None
-    settings: Settings | None = None
+    signals, known = Signals(), argparse.Namespace(flags=None, settings=None)
+    try:
+        code = attend(sys.argv[1:] if argv is None else argv, signals, known)
+        signals.hold()  # nothing is left to be stopped
+    except KeyboardInterrupt as stop:
+        signals.hold()
+        report_failure(known.flags, "cancelled", exit_code_of(stop))
+        code = exit_code_of(stop)
+    close_streams()
+    return code
+
+
+def attend(argv: Sequence[str], signals: Signals, known: argparse.Namespace) -> int:
+    """All that the program does but to end at a signal; `known` is for whoever reports that."""
     try:
         gc.set_threshold(50_000)  # looking for garbage took a tenth of the start
         open_streams()
         threading.excepthook = report_thread
-        install_signals()
-        settings, flags = load(sys.argv[1:] if argv is None else argv, os.environ)
-        return run_command(settings, flags)
+        sys.unraisablehook = report_unraisable
+        install_signals(signals)
+        known.settings, known.flags = load(argv, os.environ)
+        known.flags.ended = False
+        return run_command(known.settings, known.flags, signals)
     except AgentError as error:
-        report_failure(flags, secrets_of(settings).mask(str(error)), error.exit_code)
+        text = secrets_of(known.settings).mask(str(error))
+        report_failure(known.flags, text, error.exit_code)
         return error.exit_code
-    except KeyboardInterrupt as stop:
-        ignore_signals()
-        report_failure(flags, "cancelled", exit_code_of(stop))
-        return exit_code_of(stop)
     except Exception as error:
-        mask = secrets_of(settings).mask
+        mask = secrets_of(known.settings).mask
         where = save_crash(error, mask)
-        report_failure(flags, mask(f"internal error: {error!r}; {where}"), 1)
+        report_failure(known.flags, mask(f"internal error: {error!r}; {where}"), 1)
         return 1
-    finally:
-        close_streams()
 
 
 def report_thread(arguments: threading.ExceptHookArgs) -> None:
     """What a tool's thread could not even report as an error: one line, no traceback."""
     sys.stderr.write(f"agent: a tool failed: {arguments.exc_type.__name__}\n")
+
+
+def report_unraisable(told: Any) -> None:
+    """A signal while Python frees an object would be lost: it comes once more."""
+    if isinstance(told.exc_value, Stop):
+        number = told.exc_value.exit_code - 128
+        threading.Timer(WAKE_SECONDS[0], os.kill, (os.getpid(), number)).start()
+    else:
+        sys.__unraisablehook__(told)
 
 
 def open_streams() -> None:
@@ -12950,17 +13141,15 @@ def open_streams() -> None:
 
 def report_failure(flags: argparse.Namespace | None, text: str, exit_code: int) -> None:
     """One line on stderr, and in a JSON format the result object."""
-    try:
-        sys.stderr.write(f"agent: {visible(clean(text))}\n")
-    except OSError:
-        return
-    if flags is not None and flags.output_format != "text":
+    screen = Screen(sys.stdout, sys.stderr)
+    screen.line(f"agent: {clean(text)}")
+    if flags is not None and flags.output_format != "text" and not flags.ended:
         only = flags.output_format == "json"
-        screen = JsonScreen(sys.stdout, Screen(sys.stdout, sys.stderr), only_result=only)
+        events = JsonScreen(sys.stdout, screen, only_result=only)
         result = Result("cancelled" if exit_code >= 128 else "error", exit_code, text)
         if not flags.began:
-            screen.emit("init", **init_event(None))
-        screen.emit("result", **dataclasses.asdict(result))
+            events.emit("init", **init_event(None))
+        events.emit("result", **dataclasses.asdict(result))
 
 
 def close_streams() -> None:
@@ -12995,10 +13184,10 @@ def save_crash(error: Exception, mask: Callable[[str], str]) -> str:
     return f"the trace is in {path}"
 
 
-def run_command(settings: Settings, flags: argparse.Namespace) -> int:
+def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals) -> int:
     """What the flags ask for."""
     if flags.demo:
-        return run_demo(settings, keep=flags.keep)
+        return run_demo(settings, signals, keep=flags.keep)
     root = workspace_root(settings)
     screen = Screen(sys.stdout, sys.stderr, streams=sys.stdout.isatty())
     trouble = state_trouble(root)
@@ -13021,17 +13210,19 @@ def run_command(settings: Settings, flags: argparse.Namespace) -> int:
     ask = person.ask if there else None
     session = choose_session(settings, flags, root, screen, ask)
     agent = build_agent(settings, emit=emit, ask=ask, session=session, sleep=screen.countdown)
-    flags.began = True
+    agent.signals, flags.began = signals, True
     agent.one_shot |= one_shot
     try:
         prune_at_start(agent)
-        if not one_shot:
-            return run_repl(agent, person, resumed=session is not None)
-        if session is not None:
+        if one_shot and session is not None:
             show_resumed(agent, screen, exchange=False)
-        return run_once(agent, prompt, screen, flags.output_format)
+        if one_shot:
+            code = run_once(agent, prompt, screen, flags)
+        else:
+            code = run_repl(agent, person, resumed=session is not None)
+        signals.hold()  # on the way out nothing is left to be stopped
+        return code
     finally:
-        ignore_signals()
         agent.close()
 
 
@@ -13172,11 +13363,12 @@ def read_ready(stdin: Any) -> bytes:
         return b""
 
 
-def run_once(agent: Agent, prompt: str, screen: Screen, output_format: str) -> int:
+def run_once(agent: Agent, prompt: str, screen: Screen, flags: argparse.Namespace) -> int:
     """One prompt: the answer on stdout, everything else on stderr; returns the exit code."""
     result = agent.run(prompt)
+    flags.ended = True
     screen.end_line()
-    if output_format == "text" and result.text and not screen.streams:
+    if flags.output_format == "text" and result.text and not screen.streams:
         screen.write(sys.stdout, clean(result.text) + "\n")
     if not screen.failure:
         screen.figures(agent)
@@ -13218,7 +13410,7 @@ def run_repl(agent: Agent, person: Person, *, resumed: bool = False) -> int:
 DEMO_PROMPT = "The test fails. Find out why, fix it, and show that it passes."
 
 
-def run_demo(settings: Settings, *, keep: bool) -> int:
+def run_demo(settings: Settings, signals: Signals, *, keep: bool) -> int:
     """A scripted model fixes a real bug through the real loop; 0 only if the test then passes."""
     import shutil
     import tempfile
@@ -13243,6 +13435,7 @@ def run_demo(settings: Settings, *, keep: bool) -> int:
                 environ=settings.environ,
             )
             agent = build_agent(made, emit=screen.emit)
+            agent.signals = signals
             screen.line(f"> {DEMO_PROMPT}")
             try:
                 result = agent.run(DEMO_PROMPT)
