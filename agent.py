@@ -10736,11 +10736,10 @@ class Agent:
         self.notes += self.read_notes(known)
         self.warn_invisible("AGENTS.md", sum(memo.invisible for memo in self.memory.values()))
         if self.session.header.get("mode") != self.mode:
-            self.session.header["mode"] = self.mode
             self.notes.append(f"[note: the mode is now {self.mode}. {self.mode_text()}]")
+            self.session.header["mode"] = self.mode
         self.budgets.begin()
         self.notes += filter(None, [self.budgets.note()])
-        self.task, self.notes = "\n".join([*self.notes, prompt]), []
         self.nudges = {}
         self.equal, self.failures = Streak(3, 5, REPEATED), Streak(8, 10, FAILING)
         header = self.session.header
