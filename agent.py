@@ -1525,7 +1525,7 @@ def session_of(path: Path, data: bytes) -> tuple[dict[str, Any], list[Any]]:
     refuse_newer(path, version)
     messages = value.pop("messages", None) if isinstance(value, dict) else None
     shaped = isinstance(messages, list)
-    if messages and shaped:
+    if messages and shaped and "version" not in value:  # what is not ours by its name alone
         shaped = any(isinstance(message, dict) and "role" in message for message in messages)
     if not isinstance(messages, list) or not shaped:
         raise DamagedSession(f"{path.name} is not a session file")
