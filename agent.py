@@ -11323,7 +11323,7 @@ def install_signals(signals: Signals) -> None:
                 time.sleep(pause)
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
             if not numbers.isdisjoint((signal.SIGHUP, signal.SIGTERM)):
-                time.sleep(2 * GIVE_UP_SECONDS)
+                time.sleep(GIVE_UP_SECONDS)
                 os._exit(128 + min(numbers))
 
     threading.Thread(target=wake, daemon=True).start()
