@@ -10351,19 +10351,20 @@ class Agent:
         kept = self.restore_all(changes, report)
         for line in self.not_undone(gone):
             report(f"not undone: {line}")
-        if gone:
-            report(f"the conversation before is kept as session {kept_as}")
-            self.transcript.replace(self.transcript.messages[:at])
-            self.client.forget_projection()
-        if compacted:
-            self.notes.append("[note: the user undid the file changes of the last turns]")
-            report("messages that were compacted stay")
-        del turns[first - 1 :]
-        try:
-            journal.forget(first, kept)
-        except OSError as error:
-            report(f"the journal could not be written: {error.strerror}")
-        self.save(sync=True)
+        with self.signals:
+            if gone:
+                report(f"the conversation before is kept as session {kept_as}")
+                self.transcript.replace(self.transcript.messages[:at])
+                self.client.forget_projection()
+            if compacted:
+                self.notes.append("[note: the user undid the file changes of the last turns]")
+                report("messages that were compacted stay")
+            del turns[first - 1 :]
+            try:
+                journal.forget(first, kept)
+            except OSError as error:
+                report(f"the journal could not be written: {error.strerror}")
+            self.save(sync=True)
 
     def restore_all(
         self, changes: Mapping[str, Sequence[Row]], report: Callable[[str], None]

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from conftest import NAP, Terminal, alive, put_session, results, session_files, talk, until
 
-from agent import problems
+from agent import new_session, problems, state_folder
 from flaky_server import FlakyServer
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -122,13 +122,13 @@ PLACES = {
 @pytest.fixture
 def scene(workspace: Path, tmp_path: Path):
     """Put a place together: the server with its script, files, and what to start the agent with."""
-    servers: list[FlakyServer] = []
+    scenes: list[Scene] = []
     with socket.create_server(("127.0.0.1", 0)) as site:
 
         def build(place: Place, *more: Any) -> tuple[Scene, dict[str, str]]:
             url = f"http://127.0.0.1:{site.getsockname()[1]}"
             steps = json.loads(json.dumps(place.steps).replace("{site}", url))
-            servers.append(FlakyServer([*steps, *more]).start())
+            scenes.append(Scene(FlakyServer([*steps, *more]).start(), workspace, site))
             folder = tmp_path / "config" / "agent"
             folder.mkdir(parents=True)
             (folder / "config.toml").write_text(place.config)
@@ -139,11 +139,13 @@ def scene(workspace: Path, tmp_path: Path):
                 messages = talks[:1] + [m for m in talks if m["role"] != "system"]
                 put_session(workspace, "20260101-100000-aaaa", messages)
             env = place.env | {"XDG_CONFIG_HOME": str(folder.parent)}
-            return Scene(servers[-1], workspace, site), env
+            return scenes[-1], env
 
         yield build
-        for server in servers:
-            server.close()
+        for one in scenes:
+            one.server.close()
+            for sock in one.asked:
+                sock.close()
 
 
 def sealed(workspace: Path) -> list[dict]:
@@ -307,6 +309,20 @@ def test_what_was_ignored_at_the_start_stays_ignored(start_agent, workspace, und
     assert (agent.returncode, out) == (0, "one two three\n")
 
 
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.long) for n in list(CODES)[1:])],
+)
+def test_a_signal_before_there_is_a_model_is_one_line(start_agent, number):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        agent = start_agent("hi", env={"AGENT_BASE_URL": url, "AGENT_MODEL": None})
+        with silent.accept()[0]:
+            agent.send_signal(number)
+            out, err = agent.communicate(timeout=60)
+    assert (agent.returncode, out, err) == (CODES[number], "", "agent: cancelled\n")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("number", CODES)
 def test_a_reader_that_stalls_does_not_hold_the_end_up(start_agent, workspace, number):
@@ -443,6 +459,32 @@ def test_turns_that_are_interrupted_at_random_give_the_prompt_back(terminal, wor
 @pytest.mark.parametrize("part", range(1, 11))
 def test_turns_that_are_interrupted_a_hundred_times_give_the_prompt_back(terminal, workspace, part):
     fuzz_at_a_terminal(terminal, workspace, 10, part)
+
+
+@pytest.mark.long
+def test_a_save_of_a_large_session_is_interrupted_at_any_moment_without_a_trace(tmp_path):
+    """By a timer: the file is the old or the new one, and nothing lies beside it."""
+    chance, folder = the_chance(500), state_folder(tmp_path) / "sessions"
+    session = new_session(folder, {}, 0.0)
+    session.transcript.set_system("x")
+    session.transcript.add_user("y" * 10_000_000)
+    session.save()
+    path, shown = session.path, 2
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for at in range(50):
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.04))
+            with pytest.raises(KeyboardInterrupt):
+                session.transcript.add_user(f"{at}")
+                while True:
+                    session.save()
+            [kept] = [p for p in folder.iterdir() if p.suffix != ".lock"]
+            messages = json.loads(path.read_text())["messages"]
+            assert (kept, shown <= len(messages) <= at + 3) == (path, True)
+            shown = len(messages)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        session.close()
 
 
 # -- Ctrl-Z --------------------------------------------------------------------------------------
