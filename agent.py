@@ -4883,10 +4883,10 @@ class HostProcess:
     """The command host's own code: CommandHost sends this source to a process of its own.
 
     In: {"run": [argv], "cwd": folder, "n": number} with the output pipe as descriptor; {"end":
-    signal, "n": number} for a command, answered at once when it does not run; {"jobs": 1}; {"stop":
-    pid, "by": signal} for a job and all below it. Out: {"exit": code, "left": jobs} or {"jobs":
-    jobs}, where jobs is a list of [pid, command line], each with "n": number and "alone": whether
-    nothing is left of any command.
+    signal, "n": number, "over": whether its end is known} for a command, answered at once when it
+    does not run; {"jobs": 1}; {"stop": pid, "by": signal} for a job and all below it. Out: {"exit":
+    code, "left": jobs} or {"jobs": jobs}, where jobs is a list of [pid, command line], each with
+    "n": number and "alone": whether nothing is left of any command.
     One JSON line each. When the agent is gone, so is everything that was ever started here.
     """
 
@@ -4920,8 +4920,11 @@ class HostProcess:
             ready, _, _ = select.select(sources, [], [])
             if self.wake in ready:
                 os.read(self.wake, 512)
-            self.reap()  # also before a command: it tells whether there are others
-            if self.sock in ready and not self.take():
+            try:
+                self.reap()  # also before a command: it tells whether there are others
+                if self.sock in ready and not self.take():
+                    break
+            except ConnectionError:  # the agent went without a look at our answer
                 break
         self.shell = 0  # nobody is there to be told of its end
         while not self.alone:
@@ -4957,7 +4960,7 @@ class HostProcess:
             else:
                 if request["n"] == self.number:  # else it never came here
                     self.end(request["end"])
-                if request["n"] != self.number or not self.running:
+                if request["n"] != self.number or not (self.running or request["over"]):
                     self.number = request["n"]
                     self.answer({"exit": 0, "left": []})
         return bool(raw)
@@ -5487,16 +5490,19 @@ class CommandHost:
     def stop(self, pid: int) -> None:
         """End a background process and all below it, politely first."""
         for number in (15, 9):
-            self.channel.sendall(encode({"stop": pid, "by": number}).encode() + b"\n")
+            self._order({"stop": pid, "by": number})
             deadline = time.monotonic() + END_SECONDS
             while time.monotonic() < deadline:
                 if pid not in dict(self.jobs()):
                     return
                 time.sleep(0.02)
 
+    def _order(self, request: Mapping[str, Any]) -> None:
+        self.channel.sendall(encode(request).encode() + b"\n")
+
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """A question to the host while no command runs."""
-        self.channel.sendall(encode(request).encode() + b"\n")
+        self._order(request)
         while (answer := self._answer()) and "jobs" not in answer:  # a late answer to a command
             continue
         return answer
@@ -5508,10 +5514,9 @@ class CommandHost:
         """
         for number in (15, 9, 9):
             try:
-                request = encode({"end": number, "n": self.number}).encode() + b"\n"
-                self.channel.sendall(request)
+                self._order({"end": number, "n": self.number, "over": False})
                 if self._follow(reader, END_SECONDS, capture.add, later) is not None:
-                    self.channel.sendall(encode({"end": 9, "n": self.number}).encode() + b"\n")
+                    self._order({"end": 9, "n": self.number, "over": True})
                     break
             except (OSError, ToolError, AttributeError):  # the host is gone
                 self.close()
@@ -11508,20 +11513,21 @@ class Agent:
         kept = self.restore_all(changes, report)
         for line in self.not_undone(gone):
             report(f"not undone: {line}")
-        if gone:
-            report(f"the conversation before is kept as session {kept_as}")
-            self.transcript.replace(self.transcript.messages[:at])
-            self.client.forget_projection()
-            self.forget_notes(gone)
-        if compacted:
-            self.notes.append("[note: the user undid the file changes of the last turns]")
-            report("messages that were compacted stay")
-        del turns[first - 1 :]
-        try:
-            journal.forget(first, kept)
-        except OSError as error:
-            report(f"the journal could not be written: {error.strerror}")
-        self.save(sync=True)
+        with self.signals:
+            if gone:
+                report(f"the conversation before is kept as session {kept_as}")
+                self.transcript.replace(self.transcript.messages[:at])
+                self.client.forget_projection()
+                self.forget_notes(gone)
+            if compacted:
+                self.notes.append("[note: the user undid the file changes of the last turns]")
+                report("messages that were compacted stay")
+            del turns[first - 1 :]
+            try:
+                journal.forget(first, kept)
+            except OSError as error:
+                report(f"the journal could not be written: {error.strerror}")
+            self.save(sync=True)
 
     def restore_all(
         self, changes: Mapping[str, Sequence[Row]], report: Callable[[str], None]
@@ -13069,7 +13075,7 @@ def install_signals(signals: Signals) -> None:
                 time.sleep(pause)
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
             if not numbers.isdisjoint((signal.SIGHUP, signal.SIGTERM)):
-                time.sleep(2 * GIVE_UP_SECONDS)
+                time.sleep(GIVE_UP_SECONDS)
                 os._exit(128 + min(numbers))
 
     threading.Thread(target=wake, daemon=True).start()
