@@ -10790,7 +10790,8 @@ def stoppable(read: Callable[[], str | None]) -> str | None:
 
 def suspend() -> None:
     """Stop as a program does that knows nothing of Ctrl-Z; goes on when the shell says `fg`."""
-    os.kill(os.getpid(), signal.SIGTSTP)
+    # To this thread: what is sent to the process another one may take, while we go on for a while.
+    signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
 
 
 class Person:
