@@ -12354,7 +12354,8 @@ def stoppable(read: Callable[[], str | None]) -> str | None:
 
 def suspend() -> None:
     """Stop as a program does that knows nothing of Ctrl-Z; goes on when the shell says `fg`."""
-    os.kill(os.getpid(), signal.SIGTSTP)
+    # To this thread: what is sent to the process another one may take, while we go on for a while.
+    signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
 
 
 class Person:
@@ -12440,8 +12441,7 @@ class Person:
         self.draft += drain(self.stdin)
         begin, stop = ("\x1b[?2004h", "\x1b[?2004l") if self.marks else ("", "")
         try:
-            self.screen.write(self.screen.err, begin + visible(end))
-            answer = stoppable(self.read_line)
+            answer = stoppable(functools.partial(self.read_line, begin + visible(end)))
             pasted = drain(self.stdin, PASTE_SECONDS)
         except KeyboardInterrupt:
             stop += "\n"
@@ -12461,8 +12461,9 @@ class Person:
             return "no"
         return re.sub(PASTE_MARK, '"', answer)  # a quoted y is no yes
 
-    def read_line(self) -> str | None:
+    def read_line(self, prompt: str) -> str | None:
         """One line from the terminal, without readline; None at the end of input."""
+        self.screen.write(self.screen.err, prompt)
         raw = b""
         while not raw.endswith(b"\n"):
             try:
