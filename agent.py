@@ -49,7 +49,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
     # Nothing has begun: a Ctrl-C from here to main() is no reason for a traceback.
@@ -913,10 +913,12 @@ class Transcript:
         present = bool(self.messages) and self.messages[0].get("role") == "system"
         self.messages[: 1 if present else 0] = [message]
 
-    def add_user(self, text: str) -> None:
-        """A user message, which is what begins a turn."""
-        text = self.mask(clean(text)) or "(empty)"
-        self.messages.append({"role": "user", "content": text})
+    def add_user(self, text: str, *, ours: str = "") -> None:
+        """A user message; `ours` stands before the text and is not what the user said."""
+        front = self.mask(clean(ours))
+        mark = {"_": {"ours": len(front)}} if front else {}
+        text = front + self.mask(clean(text)) or "(empty)"
+        self.messages.append({"role": "user", "content": text, **mark})
 
     def add_reply(
         self, reply: Message, lenient: Callable[[str], bool] = lambda name: False
@@ -10030,7 +10032,6 @@ NUDGES = {
     "promised": (1, PROMISED, "the model said what it would do and did nothing"),
     "empty": (1, SILENT, "the model gave only empty replies"),
 }
-NUDGE_TEXTS = [text for _, text, _ in NUDGES.values()]
 SUMMARY_PROMPT = """\
 You are about to lose the older part of this conversation. Write a hand-over note for your own
 future use, under these headings:
@@ -10043,10 +10044,10 @@ No preamble. What the user said is kept beside your note; do not repeat it.
 The older part:
 
 {text}"""
-# A hand-over note is a message of the user: a head, then parts under these headings.
+# A hand-over note is a message of the user: a head, then parts under these headings. Where its
+# parts begin and end is kept beside the text, in which a user may have used such headings too.
 NOTE_HEAD = "[Hand-over note: older messages were removed from your view"
 SAID, TASK, NOTE = "The user said", "The current task, word for word", "Your note"
-NOTE_PARTS = Regex(rf"\n\n\[({SAID}|{TASK}):\]\n")
 # What is left of a note that says nothing: headings, brackets to fill in, words for nothing.
 EMPTY_LINES = Regex(r"^\W*(#.*|\*\*[^*]*\*\*:?|[\w /-]+:)\s*$|\[[^\]]*\]|<[^>]*>", re.MULTILINE)
 NO_WORDS = Regex(
@@ -10058,6 +10059,7 @@ REFUSAL = any_of(
     r" (help|assist|do|comply|provide|write|create|summari|continue|fulfil|share)",
 )
 WINDOW_MATTERS = 6000  # tokens; below this no window is asked for
+TURN_ROLES = ("tool", "assistant")  # whose texts may be clipped, never the user's
 KEPT_SHARE = 0.5  # of the conversation at most stays verbatim behind a hand-over note
 GOAL_SHARE = 0.6  # of what the conversation may be: where a compaction brings it
 POOR_SHARE = 0.1  # a compaction that frees less of the request was poor
@@ -10324,9 +10326,10 @@ class Budgets:
         counts = (self.steps, self.tokens, self.money, time.monotonic() - self.began)
         return dict(zip(BUDGETS, counts, strict=True))
 
-    def ended(self) -> str:
-        """The unit of one that is used up, "" while all last."""
-        return next((u for u, used in self.used().items() if 0 < self.limits[u] <= used), "")
+    def ended(self, units: Container[str] = BUDGETS) -> str:
+        """The unit of one that is used up, "" while all of these last."""
+        used = self.used().items()
+        return next((unit for unit, n in used if unit in units and 0 < self.limits[unit] <= n), "")
 
     def extend(self, unit: str) -> None:
         """As much again from now on."""
@@ -10446,11 +10449,7 @@ class Agent:
 
     def last_prompt(self) -> str:
         """What the user asked last in this session, "" before the first prompt."""
-        at = (self.session.header["turns"] or [0])[-1]
-        messages = self.transcript.messages
-        if not self.is_prompt(at):  # compacted, and then it is in the hand-over note
-            return ""
-        return str(messages[at]["content"])
+        return "".join(said_in(self.transcript.messages)[-1:])
 
     def mask(self, text: str) -> str:
         """A text without what is secret: for whatever is shown, saved or sent."""
@@ -10693,7 +10692,7 @@ class Agent:
                 return text
             if over or idle == CHECKS_IDLE or self.ended_budget():
                 raise TurnEnd("check_failed", 3, "stopped: --check still fails", text)
-            self.transcript.add_user(failure)
+            self.transcript.add_user("", ours=failure)
             self.save()
 
     def run_steps(self) -> str:
@@ -10750,10 +10749,10 @@ class Agent:
         header = self.session.header
         header["title"] = header.get("title") or first_line(clean(prompt))
         with self.signals:
-            self.task, self.notes = "\n".join([*self.notes, prompt]), []
+            ours, self.task, self.notes = "".join(f"{n}\n" for n in self.notes), prompt, []
             header["turns"].append(len(self.transcript.messages))  # where this one begins
             self.workspace.journal.turn = len(header["turns"])
-            self.transcript.add_user(self.task)
+            self.transcript.add_user(prompt, ours=ours)
         self.save()
 
     def step(self, last: str = "") -> str | None:
@@ -10842,7 +10841,7 @@ class Agent:
             self.budgets.steps -= 1  # a retry is no step
             self.emit("notice", level="warning", text="the reply was empty; asking once more")
         if kind != "empty" or self.transcript.messages[-1]["role"] == "tool":
-            self.transcript.add_user(note)
+            self.transcript.add_user("", ours=note)
             self.save()
 
     def count(self, reply: Reply) -> None:
@@ -10893,7 +10892,7 @@ class Agent:
         if last["role"] == "tool" and last is not self.sent:
             self.transcript.append_note(note)
         else:
-            self.transcript.add_user(note)
+            self.transcript.add_user("", ours=note)
         self.save()
 
     def limit_end(self, unit: str, more: str = "") -> TurnEnd:
@@ -11425,14 +11424,16 @@ class Agent:
     def fit(self) -> None:
         """Before each request: compact what is over the threshold. Raises AgentError in the end.
 
-        After a poor pass there is no other one before the request grew by a tenth.
+        After a pass that was poor, or did not do, no other one before enough is new.
         """
         at = self.settings.compact_at
         chars = sum(map(len, self.transcript.lines())) if at > 1 else 0
-        full = self.fullness(chars, self.tokens())
+        tokens = self.tokens()
+        full = self.fullness(chars, tokens)
         if full <= 1:
             self.compact_floor, self.poor = 0.0, 0
-        if at and full > max(1, self.compact_floor):
+        over = 0 < self.client.window < tokens  # it can not be sent as it is
+        if at and full > (1 if over else max(1, self.compact_floor)):
             self.compact(by_itself=True)
             if self.poor > 1 and 0 < self.client.window < self.tokens():
                 raise AgentError(self.misfit())
@@ -11456,18 +11457,22 @@ class Agent:
 
         `by_itself`: clipping old results may do. `refused`: the server found the request too large.
         """
-        work = Compaction(self, focus, refused=refused)
+        work = Compaction(self, focus, by_itself=by_itself, refused=refused)
         made = work.clipped_old(work.messages) if by_itself else work.messages
-        made = made if by_itself and work.load(made) <= work.goal else work.shorten(by_itself)
+        made = made if by_itself and work.load(made) <= work.goal else work.shorten()
         before, after = work.tokens(work.messages), work.tokens(made)
         made = made if after < before else work.messages
         poor = before - after < POOR_SHARE * before
         self.poor = self.poor + 1 if poor else 0
         load = work.load(made)
-        self.compact_floor = 1.1 * load if poor or load > 1 else 0.0
+        # A note may be as long as this: no pass pays before as much is new.
+        note = min(NOTE_TOKENS, self.window() // 8)
+        more = max(0.1 * load, self.fullness(4 * note, note))
+        self.compact_floor = load + more if poor or load > 1 else 0.0
         if made is work.messages:
             text = "nothing to compact: what there is can not be made shorter; nothing was changed"
-            self.emit("notice", level="warning", text=text)
+            if not by_itself:
+                self.emit("notice", level="warning", text=text)
             return False
         self.put_in_place(work, made)
         sizes = {"messages_before": len(work.messages), "messages_after": len(made)}
@@ -11708,8 +11713,8 @@ class Compaction:
     note is none, by rule; at last the largest results are clipped wherever they are.
     """
 
-    def __init__(self, agent: Agent, focus: str = "", *, refused: bool = False) -> None:
-        self.agent, self.focus, self.cut = agent, focus, 0
+    def __init__(self, agent: Agent, focus: str, *, by_itself: bool, refused: bool) -> None:
+        self.agent, self.focus, self.by_itself, self.cut = agent, focus, by_itself, 0
         self.messages = list(agent.transcript.messages)
         self.sizes = {id(m): (m, len(line), n) for m, line, n in agent.transcript.encodings()}
         tokens = agent.tokens()
@@ -11740,17 +11745,33 @@ class Compaction:
         """The messages with large results clipped, but those of the last steps."""
         steps = [at for at, message in enumerate(made) if message["role"] == "assistant"]
         end = steps[-UNTOUCHED_STEPS] if len(steps) >= UNTOUCHED_STEPS else 0
-        return [*self.clipped(made[:end], CLIPPED_CHARS[-1]), *made[end:]]
+        return [*self.clipped(made[:end], CLIPPED_CHARS[-1], ("tool",)), *made[end:]]
 
-    def clipped(self, messages: Sequence[Message], limit: int) -> list[Message]:
-        """The messages with each large result cut to its head and tail."""
+    def clipped(
+        self, messages: Sequence[Message], limit: int, roles: Container[str] = TURN_ROLES
+    ) -> list[Message]:
+        """The messages with each large text of these roles, and argument, cut to head and tail."""
+
+        def cut(text: str) -> str:
+            if len(text) <= 2 * limit:
+                return text
+            named = OUTPUT_FILE.search(text)
+            where = f"; the whole output: {named[1]}" if named else f"; {self.found_by()}"
+            return clip(text, limit, where)
+
         made = list(messages)
         for at, message in enumerate(made):
-            text = text_of(message.get("content"))
-            if message["role"] == "tool" and len(text) > 2 * limit:
-                named = OUTPUT_FILE.search(text)
-                where = f"; the whole output: {named[1]}" if named else f"; {self.found_by()}"
-                made[at] = {**message, "content": clip(text, limit, where)}
+            if message["role"] not in TURN_ROLES or self.size(message)[0] <= 2 * limit:
+                continue
+            whole = message["role"] in roles
+            # Signed or not: a part of reasoning is worth nothing.
+            lost = [k for k in EXTRA_KEYS if whole and len(encode(message.get(k))) > 2 * limit]
+            short = {key: value for key, value in message.items() if key not in lost}
+            if whole and isinstance(message.get("content"), str):
+                short["content"] = cut(message["content"])
+            if calls_of(message):
+                short["tool_calls"] = [with_arguments(c, cut) for c in message["tool_calls"]]
+            made[at] = message if short == message else short
         return made
 
     def found_by(self) -> str:
@@ -11758,9 +11779,9 @@ class Compaction:
         offered = "recall" in self.agent.tools
         return "recall(query) finds passages of it" if offered else "it is in the archive"
 
-    def shorten(self, by_itself: bool) -> list[Message]:
+    def shorten(self) -> list[Message]:
         """The rungs behind the first one, until the goal is met."""
-        made = self.handed_over(POOR_SHARE if by_itself else 0.0)
+        made = self.handed_over(POOR_SHARE if self.by_itself else 0.0)
         if self.load(made) > self.goal:
             made = self.clipped_old(made)
         for limit in CLIPPED_CHARS:
@@ -11802,11 +11823,18 @@ class Compaction:
         known = [*said, *later]
         task = self.agent.task if self.agent.task in known else "".join(known[-1:])
         said = [each for each in said if each != task]
-        parts = [f"{NOTE_HEAD}; {self.found_by()}]"]
-        parts += [f"[{SAID}:]\n{each}" for each in listed(said, min(SAID_CHARS[0], room // 4))]
-        parts += [f"[{TASK}:]\n{clip(task, max(room, 1000))}"] if task not in later else []
-        content = "\n\n".join([*parts, f"[{NOTE}:]\n{text}"])
-        return [messages[0], {"role": "user", "content": clean(content)}, *messages[cut:]]
+        most = [SAID_CHARS[0], room // 4]
+        if (at := self.agent.settings.compact_at) > 1:
+            most.append(int(at) // 8)
+        parts = [(SAID, each) for each in listed(said, min(most))]
+        parts += [(TASK, clip(task, max(room, 1000)))] if task not in later else []
+        content, spans = f"{NOTE_HEAD}; {self.found_by()}]", list[int]()
+        for head, part in [*parts, (NOTE, self.agent.mask(clean(text)))]:
+            content += f"\n\n[{head}:]\n"
+            spans += [len(content), len(content) + len(part)]
+            content += part
+        note = {"role": "user", "content": content, "_": {"parts": spans}}
+        return [messages[0], note, *messages[cut:]]
 
     def summarise(self, messages: Sequence[Message]) -> str:
         """A note about these messages by the model; asked once more with half of the text.
@@ -11840,6 +11868,9 @@ class Compaction:
 
     def ask(self, text: str, note: str, deadline: float) -> str:
         """One request for a note. Raises AgentError when what comes is none."""
+        units = ("tokens", "USD", "seconds") if self.by_itself else ("tokens", "USD")
+        if unit := self.agent.budgets.ended(units):
+            raise AgentError(f"the budget of {unit} is used up")
         more = f"Keep above all: {self.focus}\n" if self.focus else ""
         more += f"Your note so far, to be carried on whole:\n{note}\n" if note else ""
         client = self.agent.client
@@ -11860,25 +11891,36 @@ class Compaction:
         return told
 
 
+def with_arguments(call: Message, cut: Callable[[str], str]) -> Message:
+    """A call with each long text of its arguments shortened; they stay an object (T4)."""
+    function = call["function"]
+    given = read_json_object(function["arguments"])[0]
+    made = clean_all(given, cut)
+    if made == given:
+        return call
+    return {**call, "function": {**function, "arguments": encode(made)}}
+
+
 # A result that names the file with all of a command's output.
 OUTPUT_FILE = Regex(r"(read_file \.agent/output/\S+)")
 
 
-def note_parts(message: Message) -> tuple[list[str], str]:
-    """(what the user said, the note itself) of a hand-over note; nothing of any other message."""
-    front, _, text = text_of(message.get("content")).partition(f"\n\n[{NOTE}:]\n")
-    if message.get("role") != "user" or not front.startswith(NOTE_HEAD):
-        return [], ""
-    return NOTE_PARTS.split(front)[2::2], text
+def note_parts(message: Message) -> list[str]:
+    """What the user said and, as the last one, the note itself; [] of any other message."""
+    spans, text = object_in(message, "_").get("parts"), text_of(message.get("content"))
+    if not isinstance(spans, list) or any(type(at) is not int for at in spans):
+        return []
+    return [text[at:end] for at, end in zip(spans[::2], spans[1::2], strict=False)]
 
 
 def said_in(messages: Iterable[Message]) -> list[str]:
     """What the user said, also as it stands in an earlier hand-over note."""
     said = []
     for message in messages:
-        content = text_of(message.get("content"))
-        if message["role"] == "user" and content not in NUDGE_TEXTS:
-            said += note_parts(message)[0] if content.startswith(NOTE_HEAD) else [content]
+        ours = object_in(message, "_").get("ours")
+        text = text_of(message.get("content"))[ours if type(ours) is int else 0 :]
+        if message["role"] == "user":
+            said += note_parts(message)[:-1] or [text] * bool(text)
     return said
 
 
@@ -11910,7 +11952,7 @@ def facts_of(messages: Sequence[Message]) -> str:
         elif path := given.get("path") or given.get("file_path"):
             files[str(path)] = name
     rows = [f"{path} ({name})" for path, name in files.items()][-FACTS:]
-    earlier = "".join(note_parts(message)[1] for message in messages)
+    earlier = "".join(text for message in messages for text in note_parts(message)[-1:])
     parts = ["(no summary could be had; these are the bare facts)", clip(earlier, FLAT_CHARS[0])]
     parts += ["Files (last used by):", *rows] if rows else []
     parts += ["Commands:", *runs[-FACTS:]] if runs else []
@@ -11926,7 +11968,7 @@ def flatten(messages: Iterable[Message], limit: int) -> str:
     """Messages as plain text for a summary: no call shapes, each text clipped but earlier notes."""
     lines = []
     for message in messages:
-        note = note_parts(message)[1]
+        note = "".join(note_parts(message)[-1:])
         text = f"your note: {note}" if note else clip(text_of(message.get("content")), limit)
         if text:
             lines.append(text if note else f"{message['role']}: {text}")
@@ -12880,7 +12922,7 @@ def show_resumed(agent: Agent, screen: Screen, *, exchange: bool = True) -> None
 def markdown(session: Session) -> Iterator[str]:
     """A session as paragraphs: who said what, with its calls in a line each.
 
-    What compaction removed stands first, and the result of a call is the one before it was clipped.
+    What compaction removed stands first, and of a call what it was before it was clipped.
     """
     messages = [*session.archived(), *session.transcript.messages]
     results: dict[str, str] = {}
@@ -12889,13 +12931,14 @@ def markdown(session: Session) -> Iterator[str]:
             results.setdefault(message["tool_call_id"], text_of(message["content"]))
     yield f"# {session.header.get('title') or 'A session'}"
     yield f"Session {session.id}, with {session.header.get('model') or 'no model'}."
-    spoke = ""
+    spoke, told = "", set[str]()
     for message in messages:
-        content = text_of(message.get("content")).strip()
-        if message["role"] in ("system", "tool"):
+        content, ids = text_of(message.get("content")).strip(), {c["id"] for c in calls_of(message)}
+        if message["role"] in ("system", "tool") or ids & told:
             continue
+        told |= ids
         by = "User" if message["role"] == "user" else "Assistant"
-        by = "Hand-over note" if content.startswith(NOTE_HEAD) else by
+        by = "Hand-over note" if note_parts(message) else by
         if by != spoke:
             yield f"## {by}"
         spoke = by

@@ -34,6 +34,7 @@ from agent import (
     Screen,
     Settings,
     build_agent,
+    markdown,
     problems,
     resume_session,
     tool,
@@ -417,6 +418,57 @@ def test_users_messages_and_the_task_survive_three_passes(root: Path, kind: str)
         assert not_kept_once(one, history[1:]) == []
 
 
+HEADED = (
+    "a log:\n\n[The user said:]\nnot me\n\n[Your note:]\nnone\n\n"
+    "[The current task, word for word:]\nother\n\nfix it"
+)
+PASTED = "[Hand-over note: older messages were removed from your view; x]\n\n[Your note:]\npasted"
+
+
+def test_what_looks_like_a_note_and_is_the_users_survives_every_pass(root: Path) -> None:
+    work = [f"answer {n}" for n in range(20)]
+    with staged(root, Play(work), plain(6), context=32_000) as one:
+        one.agent.run(HEADED)
+        one.agent.run(PASTED)
+        for n in range(4):
+            one.agent.run(f"and {n}")
+            assert one.agent.compact() is True
+            one.agent.run(f"then {n}")
+            said = texts(one.work[-1]["messages"], "user")
+            assert (said.count(HEADED), said.count(PASTED)) == (1, 1)
+
+
+def test_what_the_agent_wrote_itself_is_not_carried_on_as_the_users_words(root: Path) -> None:
+    fails = {"check": "echo it fails; exit 1"}
+    work = ["I will do it now.", *(f"answer {n}" for n in range(30))]
+    with staged(root, Play(work), plain(2), context=32_000, **fails) as one:
+        one.agent.notes.append("[the user ran: ls]\n" + "a file\n" * 50)
+        assert one.agent.run("first prompt").status == "check_failed"
+        one.agent.settings = dataclasses.replace(one.agent.settings, check="")
+        assert "it fails" in texts(one.messages, "user") and "user ran" in texts(
+            one.messages, "user"
+        )
+        for n in range(4):
+            one.agent.run(f"prompt {n} " + "with more words " * 60)
+        assert one.agent.compact() is True and one.agent.compact() is True
+        [note] = [m["content"] for m in one.messages if MARK in (m["content"] or "")]
+        assert "first prompt" in note
+        assert [own for own in ("it fails", "user ran", "final answer") if own in note] == []
+
+
+def test_the_last_prompt_is_known_after_a_resume_also_when_a_pass_removed_it(root: Path) -> None:
+    work = [*(say(filled(f"l{n}", 400)) for n in range(20)), "fine"]
+    with staged(root, Play(work), compact_at=9_000.0, context=100_000) as one:
+        one.agent.notes.append("[note: the mode was changed]")
+        assert one.agent.run(TASK).text == "fine" and one.passes != []
+        folder, ident = one.agent.session.folder, one.agent.session.id
+    session, _ = resume_session(folder, ident)
+    assert session.header["turns"] == [0]
+    one.agent.use_session(session)
+    assert one.agent.task == TASK
+    session.close()
+
+
 def test_what_the_task_needs_is_in_the_next_request_after_a_pass_in_the_middle_of_it(
     root: Path,
 ) -> None:
@@ -605,6 +657,60 @@ def test_a_giant_result_of_the_last_step_is_clipped(
         sent = one.work[-1]["messages"]
         assert [m["role"] for m in sent[-len(giants) :]] == ["tool"] * len(giants)
         assert "<g0>" in texts(sent, "tool") and TASK in texts(sent, "user")
+
+
+GIANT = "".join(f"line {n} of a giant\n" for n in range(15_000))
+GIANTS = [
+    pytest.param({"call": "write_file", "arguments": {"path": "g", "content": GIANT}}, id="call"),
+    pytest.param({**say("x"), "text": GIANT}, id="text beside a call"),
+    pytest.param({**say("x"), "reasoning": GIANT}, id="reasoning beside a call"),
+    pytest.param(GIANT, id="answer"),
+]
+
+
+@pytest.mark.parametrize("later", [0, 6], ids=["last step", "older"])
+@pytest.mark.parametrize("giant", GIANTS)
+def test_a_giant_reply_is_clipped_and_the_turn_goes_on(
+    tmp_path: Path, giant: Any, later: int
+) -> None:
+    work = [giant, *(say(f"l{n}") for n in range(later)), "fine", "fine", "end"]
+    options = {"tools": ("write_file", "echo", "recall"), "context": 8_000}
+    with staged(tmp_path, Play(work, window=8_000), **options) as one:
+        assert [one.agent.run(TASK).status for _ in range(3)] == ["done"] * 3
+        assert (one.play.refused, one.of("notice")) == (0, [])
+        kept = [m for m in (*one.archive(), *one.messages) if GIANT in str(m.get("content"))]
+        kept += [m for m in one.archive() if len(str(m.get("tool_calls"))) > len(GIANT)]
+        kept += [m for m in one.archive() if m.get("reasoning_content") == GIANT]
+        assert len(kept) == 1
+        told = [line for line in markdown(one.agent.session) if "write_file" in line]
+        assert len(told) == (1 if giant is GIANTS[0].values[0] else 0)
+
+
+def test_after_a_prompt_that_is_too_large_the_next_one_is_not_refused(root: Path) -> None:
+    with staged(root, Play(["fine"], window=8_000), plain(3), context=8_000) as one:
+        assert one.agent.run("word " * 20_000).status == "error"
+        assert [n["level"] for n in one.of("notice")] == ["error"]
+        refused = one.play.refused
+        assert (one.agent.run("small").text, one.play.refused) == ("fine", refused)
+
+
+@pytest.mark.parametrize(
+    ("budget", "by_itself"),
+    [("tokens", False), ("tokens", True), ("USD", False), ("seconds", True)],
+)
+def test_without_a_budget_no_note_is_asked_for(root: Path, budget: str, by_itself: bool) -> None:
+    with staged(root, Play(), plain(10), context=6_000) as one:
+        one.agent.budgets.limits[budget] = 1e-9
+        one.agent.budgets.tokens, one.agent.budgets.money = 1, 1.0
+        assert one.agent.compact(by_itself=by_itself) is True
+        assert one.asked == [] and "budget" in one.of("notice")[-1]["text"]
+
+
+def test_by_hand_the_time_and_the_steps_of_the_last_prompt_do_not_count(root: Path) -> None:
+    with staged(root, Play(), plain(10), context=60_000) as one:
+        one.agent.budgets.limits |= {"seconds": 1e-9, "steps": 1e-9}
+        one.agent.budgets.steps = 1
+        assert (one.agent.compact(), len(one.asked), one.of("notice")) == (True, 1, [])
 
 
 def test_a_giant_result_in_a_resumed_session_does_not_lock_it(root: Path) -> None:
