@@ -10722,16 +10722,17 @@ class Agent:
         shell = ShellTools(self.workspace, self.emit)
         shell.output_folder = self.shell.output_folder if self.shell else None
         shell.call_id = "check"
+        self.emit("notice", level="info", text=f"--check runs: {command}")
         try:
             seconds = min(MOST_SECONDS, round(least)) if self.settings.timeout else MOST_SECONDS
             code, output = shell.run(command, seconds)
         except ToolError as error:
             code, output = None, f"error: {error}"
         if code == 0:
-            self.emit("notice", level="info", text=f"--check passed: {command}")
+            self.emit("notice", level="info", text="--check passed")
             return ""
         output, count = reveal(self.mask(output))
-        text = f"--check failed: {command}\n{clip(output, CHECK_CHARS)}"
+        text = f"--check failed:\n{clip(output, CHECK_CHARS)}"
         self.emit("notice", level="error", text=text)
         return FAILED_CHECK.format(command=command) + clip(output) + invisible_note(count)
 

@@ -947,7 +947,9 @@ def test_a_check_that_fails_goes_back_until_the_model_has_mended_it(
     assert (ran(one), len(one.server.requests)) == (2, 3)
     told = one.server.requests[1]["messages"][-1]
     assert (told["role"], "no file is fixed" in told["content"]) == ("user", True)
-    assert errors_of(one) == [f"--check failed: {check}\nno file is fixed\n[exit code 4]"]
+    notices = [data["text"] for data in one.of("notice")]
+    failed = "--check failed:\nno file is fixed\n[exit code 4]"
+    assert notices == [runs := f"--check runs: {check}", failed, runs, "--check passed"]
 
 
 @pytest.mark.parametrize(
@@ -1064,6 +1066,19 @@ def test_a_check_that_hangs_is_ended_by_the_timeout(stage: Callable[..., Stage])
     result = one.run()
     assert (result.status, result.exit_code, alive(NAP)) == ("check_failed", 3, [])
     assert sum(one.marks()) <= 1
+
+
+def test_ctrl_c_in_a_check_gives_the_prompt_back(terminal, workspace):
+    with FlakyServer(["done"]) as server:
+        screen = terminal("--check", f"touch began; sleep {NAP}", server=server)
+        screen.prompt()
+        screen.send("work\r")
+        screen.expect("--check runs: touch began")
+        until((workspace / "began").exists)
+        screen.interrupt()
+        assert "(cancelled)" in screen.prompt()
+        screen.send("exit\r")
+        assert (screen.wait(), alive(NAP)) == (0, [])
 
 
 @LONG
