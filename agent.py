@@ -2501,13 +2501,14 @@ def numbers_of(usage: Any) -> dict[str, int]:
     if not isinstance(usage, dict):
         return {}
     cached = object_in(usage, "prompt_tokens_details").get("cached_tokens")
-    found = {
+    found: dict[str, Any] = {
         "prompt_tokens": usage.get("prompt_tokens"),
         "completion_tokens": usage.get("completion_tokens"),
         "cached_tokens": cached or usage.get("prompt_cache_hit_tokens") or 0,
     }
-    known = {name: n for name, n in found.items() if isinstance(n, int | float)}
-    return {name: int(n) for name, n in known.items() if 0 <= n < 1e15}
+    known = {name: int(n) for name, n in found.items() if is_amount(n)}
+    cached, sent = known.get("cached_tokens", 0), known.get("prompt_tokens", 0)
+    return known | ({"cached_tokens": sent} if cached > sent else {})
 
 
 def cost_of(usage: Mapping[str, int], price: Price) -> float:
@@ -2516,8 +2517,7 @@ def cost_of(usage: Mapping[str, int], price: Price) -> float:
     >>> cost_of({"prompt_tokens": 1000, "cached_tokens": 600, "completion_tokens": 100}, (2, 1, 8))
     0.0022
     """
-    sent = usage.get("prompt_tokens", 0)
-    cached = min(usage.get("cached_tokens", 0), sent)
+    sent, cached = usage.get("prompt_tokens", 0), usage.get("cached_tokens", 0)
     counts = (sent - cached, cached, usage.get("completion_tokens", 0))
     return round(float(sum(map(operator.mul, counts, price))) / 1e6, 10)
 
@@ -3381,7 +3381,7 @@ class Client:
             self.listed |= prices_in(self._ask(f"{self.endpoint}/models", None))
             found = self.listed.get(model)
         if must and not found:
-            key = f'[prices."{model}"] with input and output'
+            key = f"[prices.{encode(model)}] with input and output"
             raise UsageError(f"no price is known for --max-budget-usd: put {key} into config.toml")
         return found
 
@@ -10001,7 +10001,8 @@ LAST_REQUEST = (
 )
 NEARLY_USED = "[note: {used} of {limit} {unit} are used; come to an end.]"
 NO_BUDGET = "not run: the budget is used up"
-REPORT_SECONDS = 60.0  # for the last request, when it is the time that is used up
+REPORT_SECONDS = 60.0  # that the last request may take behind the end of the time
+CHECK_CHARS = 2000  # of its output that a person is shown
 CHECK_SECONDS = 60  # that --check may take at the least, however short --timeout is
 FAILED_CHECK = "[the command that checks your work failed: {command}\nGo on until it passes.]\n"
 CHECKS_IDLE = 2  # replies to a failed check that call nothing, in a row; then the turn ends
@@ -10338,12 +10339,11 @@ class Budgets:
 
     def seconds_left(self, last: str) -> float:
         """How long the next step may take, 0: as long as it wants; `last`: what is used up."""
-        if last == "seconds":
-            return self.report_seconds
         if not self.limits["seconds"]:
             return 0.0
+        left = max(0.0, self.limits["seconds"] - self.used()["seconds"])
         # A little more: behind it no doubt is left that the budget is used up.
-        return max(0.0, self.limits["seconds"] - self.used()["seconds"]) + 0.01
+        return left + (self.report_seconds if last else 0.001)
 
     def note(self, last: str = "") -> str:
         """What the model is to know: its last request, or once that a budget is nearly used."""
@@ -10673,7 +10673,7 @@ class Agent:
 
         With --check its verdict counts. Raises TurnEnd.
         """
-        if unit := self.ended_budget():
+        if (unit := self.ended_budget()) and unit != "seconds":  # those have only begun
             raise self.limit_end(unit, "; nothing was sent")
         self.begin_turn(prompt)
         if not self.settings.check:
@@ -10703,16 +10703,17 @@ class Agent:
             try:
                 answer = in_time(self.budgets.seconds_left(last), step, self.signals)
             except KeyboardInterrupt as stop:
-                if exit_code_of(stop) != LIMIT_CODE:
+                if exit_code_of(stop) == LIMIT_CODE:
+                    self.transcript.cancel_waiting(NO_BUDGET)
+                    self.seal()
+                    self.save()
+                if exit_code_of(stop) != LIMIT_CODE:  # it may have come meanwhile
                     raise
-                self.transcript.cancel_waiting(NO_BUDGET)
-                self.seal()
-                self.save()
-                if last:
-                    raise self.limit_end(last) from stop
-                continue
+                answer = None
             if answer is not None:
                 return answer
+            if last:
+                raise self.limit_end(last)
 
     def failed_check(self) -> str:
         """Run the user's own command; what the model is told of its failure, "" when it passed."""
@@ -10720,17 +10721,18 @@ class Agent:
         shell = ShellTools(self.workspace, self.emit)
         shell.output_folder = self.shell.output_folder if self.shell else None
         shell.call_id = "check"
+        self.emit("notice", level="info", text=f"--check runs: {command}")
         try:
             seconds = min(MOST_SECONDS, round(least)) if self.settings.timeout else MOST_SECONDS
             code, output = shell.run(command, seconds)
         except ToolError as error:
             code, output = None, f"error: {error}"
-        verdict = "passed" if code == 0 else f"failed {output.rpartition(chr(10))[2]}"
-        level = "info" if code == 0 else "error"
-        self.emit("notice", level=level, text=f"--check {verdict}: {command}")
         if code == 0:
+            self.emit("notice", level="info", text="--check passed")
             return ""
         output, count = reveal(self.mask(output))
+        text = f"--check failed:\n{clip(output, CHECK_CHARS)}"
+        self.emit("notice", level="error", text=text)
         return FAILED_CHECK.format(command=command) + clip(output) + invisible_note(count)
 
     def begin_turn(self, prompt: str) -> None:
@@ -11798,6 +11800,8 @@ class Compaction:
             return self.messages
         self.cut = cut
         try:
+            if least and (unit := self.agent.budgets.ended()):  # what is left is for the report
+                raise AgentError(f"the budget of {unit} is used up")
             made = self.noted(cut, self.summarise(gone))
             if self.load(made) >= self.full:
                 raise AgentError("it is longer than what it replaces")
@@ -13171,11 +13175,12 @@ def report_thread(arguments: threading.ExceptHookArgs) -> None:
 
 def report_unraisable(told: Any) -> None:
     """A signal while Python frees an object would be lost: it comes once more."""
-    if isinstance(told.exc_value, Stop):
-        number = told.exc_value.exit_code - 128
-        threading.Timer(WAKE_SECONDS[0], os.kill, (os.getpid(), number)).start()
-    else:
+    stop = told.exc_value
+    if not isinstance(stop, Stop):
         sys.__unraisablehook__(told)
+    elif not isinstance(stop, TimeUp):  # the timer rings again by itself
+        number = stop.exit_code - 128
+        threading.Timer(WAKE_SECONDS[0], os.kill, (os.getpid(), number)).start()
 
 
 def open_streams() -> None:

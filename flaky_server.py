@@ -476,7 +476,8 @@ class Reply:
         prompt, completion = len(self.request.raw) // 4 + 1, len(said) // 4 + 1
         counts = {"prompt_tokens": prompt, "completion_tokens": completion}
         counts |= self.step.get("usage", {})
-        return {"total_tokens": counts["prompt_tokens"] + counts["completion_tokens"]} | counts
+        known = [counts[name] for name in ("prompt_tokens", "completion_tokens")]
+        return {"total_tokens": sum(n for n in known if isinstance(n, NUMBER))} | counts
 
     def finish(self, default: str) -> str:
         """The step's finish_reason, else the default."""

@@ -13,6 +13,7 @@ import re
 import signal
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,17 @@ from typing import Any
 import pytest
 from conftest import NAP, alive, prompts, results, until
 
-from agent import Agent, Settings, UsageError, build_agent, load, problems, tool
+from agent import (
+    Agent,
+    Settings,
+    TimeUp,
+    UsageError,
+    build_agent,
+    load,
+    problems,
+    report_unraisable,
+    tool,
+)
 from flaky_server import FlakyServer, Pause, Reply
 
 LAST = "this is the last request"
@@ -488,6 +499,57 @@ def test_a_timeout_ends_a_question_on_the_terminal(terminal, workspace):
         assert (screen.wait(), (workspace / "ran").exists()) == (0, False)
 
 
+def test_the_report_has_its_time_when_other_budgets_are_used_up_as_well(
+    stage: Callable[..., Stage],
+) -> None:
+    report = {"text": "report", "hold": "before"}
+    one = stage([shell(f"sleep {NAP}"), report], timeout=0.3, max_turns=1)
+    known = threading.Timer(0.2, one.server.release)
+    threading.Thread(target=lambda: one.server.holding.wait(60) and known.start()).start()
+    assert (one.run().text, one.marks()) == ("report", [0, 1])
+
+
+def test_a_summary_takes_no_time_of_the_report(stage: Callable[..., Stage]) -> None:
+    def model(request: Any) -> Any:
+        if "tools" not in request:
+            return {"text": "Files: one and another", "hold_after": 2}
+        last = LAST in str(request["messages"][-1])
+        return "report" if last else f"{len(request['messages'])} {'word ' * 800}"
+
+    one = stage(itertools.repeat(model), timeout=0.5, context=9000)
+    ended = next(result for n in range(20) if (result := one.run(f"prompt {n}")).exit_code)
+    assert (ended.exit_code, ended.text, one.marks()[-1]) == (53, "report", 1)
+    assert ["tools" in request for request in one.server.requests].count(False) == 1
+
+
+def test_a_time_that_is_over_at_once_leaves_the_report(stage: Callable[..., Stage]) -> None:
+    one = stage(["report"], timeout=1e-9)
+    result = one.run()
+    assert (result.exit_code, result.text, one.marks()) == (53, "report", [1])
+
+
+def test_ctrl_c_while_the_end_of_the_time_is_saved_is_not_lost(
+    stage: Callable[..., Stage],
+) -> None:
+    def emit(kind: str, **data: Any) -> None:
+        if kind == "tool_result":  # what is saved next is refused, and that is reported
+            one.agent.session.path.unlink()
+            one.agent.session.path.mkdir()
+        elif kind == "notice":
+            signal.raise_signal(signal.SIGINT)
+
+    one = stage([shell(f"sleep {NAP}"), "report"], timeout=0.3)
+    one.agent.emit = emit
+    assert (one.run().exit_code, len(one.server.requests)) == (130, 1)
+
+
+def test_the_end_of_the_time_inside_a_finalizer_is_no_signal_to_be_sent_again() -> None:
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    report_unraisable(types.SimpleNamespace(exc_value=TimeUp()))
+    left = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    assert left == timers
+
+
 @LONG
 def test_time_is_told_at_nine_tenths_too(stage: Callable[..., Stage]) -> None:
     began = time.monotonic()
@@ -636,6 +698,42 @@ def test_a_reported_cost_needs_no_table(stage: Callable[..., Stage]) -> None:
     assert one.run().usage["cost_usd"] == 0.0625
 
 
+@pytest.mark.parametrize(
+    ("told", "cost"),
+    [
+        pytest.param("0.5", 2e-5, id="in a string"),
+        pytest.param(0, 0.0, id="nothing"),
+        pytest.param(-1, 2e-5, id="below zero"),
+        pytest.param("much", 2e-5, id="words"),
+        pytest.param({"total": 1}, 2e-5, id="a table"),
+        pytest.param(True, 2e-5, id="yes"),
+    ],
+)
+def test_a_cost_that_is_no_amount_is_none(
+    stage: Callable[..., Stage], told: Any, cost: float
+) -> None:
+    one = stage([{"text": "a", "usage": counts(10, 1, cost=told)}], prices=PRICED)
+    assert one.run().usage["cost_usd"] == pytest.approx(cost)
+
+
+@pytest.mark.parametrize(
+    ("used", "cached", "guessed"),
+    [
+        pytest.param(counts(100, 5, prompt_tokens_details={"cached_tokens": 900}), 100, False),
+        pytest.param(counts(100, 5, prompt_tokens_details={"cached_tokens": -1}), 0, False),
+        pytest.param(counts(100, 5, prompt_tokens_details=["x"]), 0, False),
+        pytest.param(counts(100, True), 0, True),
+        pytest.param({"prompt_tokens": -5, "completion_tokens": "7"}, 0, True),
+        pytest.param({"prompt_tokens": 1e30, "completion_tokens": None}, 0, True),
+    ],
+)
+def test_counts_that_can_not_be_are_none(
+    stage: Callable[..., Stage], used: Any, cached: int, guessed: bool
+) -> None:
+    one = stage([{"text": "a", "usage": used}], prices=PRICED)
+    assert (one.run().usage["cached_tokens"], one.of("usage")[0]["estimated"]) == (cached, guessed)
+
+
 def test_a_reported_cost_uses_a_budget_up(stage: Callable[..., Stage]) -> None:
     step = say("a", usage=counts(1, 1, cost=0.75))
     one = stage([step, "report"], tools=[echo], prices=PRICED, max_budget_usd=0.5)
@@ -720,8 +818,10 @@ def test_another_model_without_a_price_is_not_asked_under_a_budget(
 def test_a_money_budget_with_an_unknown_price_is_a_usage_error(run_agent):
     with FlakyServer(["never"]) as server:
         done = run_agent("--max-budget-usd", "1", "hi", server=server)
+        odd = run_agent("--max-budget-usd", "1", "-m", 'a"b/c', "hi", server=server)
     assert (done.returncode, done.stdout, server.requests) == (2, "", [])
     assert '[prices."flaky-1"]' in done.stderr
+    assert (odd.returncode, r'[prices."a\"b/c"]' in odd.stderr) == (2, True)
 
 
 @LONG
@@ -847,6 +947,9 @@ def test_a_check_that_fails_goes_back_until_the_model_has_mended_it(
     assert (ran(one), len(one.server.requests)) == (2, 3)
     told = one.server.requests[1]["messages"][-1]
     assert (told["role"], "no file is fixed" in told["content"]) == ("user", True)
+    notices = [data["text"] for data in one.of("notice")]
+    failed = "--check failed:\nno file is fixed\n[exit code 4]"
+    assert notices == [runs := f"--check runs: {check}", failed, runs, "--check passed"]
 
 
 @pytest.mark.parametrize(
@@ -963,6 +1066,19 @@ def test_a_check_that_hangs_is_ended_by_the_timeout(stage: Callable[..., Stage])
     result = one.run()
     assert (result.status, result.exit_code, alive(NAP)) == ("check_failed", 3, [])
     assert sum(one.marks()) <= 1
+
+
+def test_ctrl_c_in_a_check_gives_the_prompt_back(terminal, workspace):
+    with FlakyServer(["done"]) as server:
+        screen = terminal("--check", f"touch began; sleep {NAP}", server=server)
+        screen.prompt()
+        screen.send("work\r")
+        screen.expect("--check runs: touch began")
+        until((workspace / "began").exists)
+        screen.interrupt()
+        assert "(cancelled)" in screen.prompt()
+        screen.send("exit\r")
+        assert (screen.wait(), alive(NAP)) == (0, [])
 
 
 @LONG
