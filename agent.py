@@ -2091,16 +2091,17 @@ def read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
 
 # -- one piece without end ----------------------------------------------------
 
-ENDLESS_UNIT = 500  # characters of the longest piece that is looked for
+ENDLESS_UNIT = 4000  # characters of the longest piece that is looked for
 ENDLESS_CHARS = 50_000  # of a piece that is no line: what a person asked for may be long
 ENDLESS_LINES = 200
 ENDLESS_KEPT = 3  # pieces that are stored
+ENDLESS_BYTES = 200_000_000  # of a reply that is no piece again and again, and never ends
 ENDLESS_LOOK = 500  # events, or characters of one: to look at each would cost more than to read it
 ENDLESS_MARK = "[it went on like this without end and was cut]"
 
 
 class EndlessText(Exception):
-    """The reply is one piece again and again: no more of it is read."""
+    """The reply has no end, mostly one piece again and again: no more of it is read."""
 
 
 def endless(text: str) -> tuple[int, str]:
@@ -2109,7 +2110,7 @@ def endless(text: str) -> tuple[int, str]:
     >>> endless("So:\n" + "no\n" * 200)
     (4, 'no\n')
     """
-    for known in (40, ENDLESS_UNIT):  # a short tail stands more than once in a long piece
+    for known in (40, 500, ENDLESS_UNIT):  # a short tail stands more than once in a long piece
         near = len(text) - known - ENDLESS_UNIT
         found = text.rfind(text[-known:], max(0, near), len(text) - 1)
         unit, at = text[found + known :] if found >= 0 else "", len(text)
@@ -2126,7 +2127,7 @@ def shortened(text: str) -> str:
     """A text without most of what comes again and again at its end."""
     at, unit = endless(text)
     if not unit:
-        return text
+        return text if len(text) < ENDLESS_CHARS else f"{text[:ENDLESS_CHARS]}\n{ENDLESS_MARK}"
     kept = unit * ENDLESS_KEPT
     if "\n" in unit:  # it may begin inside a line
         kept = kept[: kept.rfind("\n")]
@@ -3310,8 +3311,12 @@ class Client:
 
     def _chunks(self, response: requests.Response) -> Iterator[bytes]:
         """Bytes as they arrive; silence of data-bearing events ends the attempt."""
+        size = 0
         for chunk in arriving(response):
             yield chunk
+            size += len(chunk)
+            if size > ENDLESS_BYTES:
+                raise EndlessText
             if self.clock() > self.deadline:
                 raise Transient("no end of the reply")
             if self.clock() - self.last_event > SILENCE_SECONDS:
@@ -7749,12 +7754,17 @@ class PersonTools:
         text: the line
         """
         line = " ".join(text.split())
+        if not line:
+            raise ToolError("there is nothing to note")
         target = self.workspace.safe_path("AGENTS.md")
         before = self.workspace.read_if_there(target)
         old = before or b""
         gap = b"\n" if old and not old.endswith(b"\n") else b""
         after = old + gap + f"- {line}\n".encode()
-        return Change(target, before, after, f"noted in AGENTS.md: {line}")
+        other = "AGENTS.override.md"
+        unread = os.path.lexists(self.workspace.root / other)
+        more = f" ({other} is there and read in its place)" if unread else ""
+        return Change(target, before, after, f"noted in AGENTS.md{more}: {line}")
 
 
 PASSAGES = (8, 800)  # how many a recall gives, of how many characters
@@ -9985,6 +9995,7 @@ At the end
   done or is doubtful. Never claim a test passed that you did not run.
 {extra}"""
 
+MODE_NOTE = "[note: the mode is now"
 MODE_MEANING = {
     "plan": "You may read and search, but not change or run anything. Answer with a plan.",
     "ask": "Reading is free. Writing and most commands are shown to the user, who may refuse.",
@@ -10006,7 +10017,10 @@ CHECK_CHARS = 2000  # of its output that a person is shown
 CHECK_SECONDS = 60  # that --check may take at the least, however short --timeout is
 FAILED_CHECK = "[the command that checks your work failed: {command}\nGo on until it passes.]\n"
 CHECKS_IDLE = 5  # replies to a failed check that call nothing, in a row; then the turn ends
-REPEATED = "[note: this is the third equal call with an equal result; do something else.]"
+REPEATED = (
+    "[note: this is equal call number {count} with an equal result; do something else."
+    " What takes time is waited for in one call.]"
+)
 MOVED = "[note: this project was at {before} when that was said; it is at {root} now]"
 FAILING = (
     "[note: this is the eighth time in a row that {name} fails in the same way; do it otherwise.]"
@@ -10262,16 +10276,37 @@ class Streak:
 
     def add(self, what: tuple[str, ...], step: int) -> str:
         """Count one more; the note that its result carries, or ""."""
-        self.count = self.count + 1 if what == self.last else 1
-        self.last = what
-        if self.count != self.noted:
+        before, self.count, self.last = self.count, self.tally(what), what
+        if not before < self.count == self.noted:
             return ""
         self.told = step
-        return "\n" + self.note.format(name=what[0])
+        return "\n" + self.note.format(name=what[0], count=self.count)
+
+    def tally(self, what: tuple[str, ...]) -> int:
+        """How often it has come by now."""
+        return self.count + 1 if what == self.last else 1
 
     def is_over(self, step: int) -> bool:
         """Whether it went on although the model has read the note."""
         return self.count >= self.ended and self.told < step
+
+
+class Repeats(Streak):
+    """Equal calls with equal results, in whatever order, since any call gave something new."""
+
+    def __init__(self, noted: int, ended: int, note: str) -> None:
+        super().__init__(noted, ended, note)
+        self.known: dict[int, int] = {}  # the last result of each call of the turn, hashed
+        self.counts: dict[int, int] = {}
+
+    def tally(self, what: tuple[str, ...]) -> int:
+        """How often the call came that came most."""
+        call, result = hash(what[:-1]), hash(what[-1])
+        if self.known.get(call) != result:
+            self.known[call] = result
+            self.counts.clear()
+        self.counts[call] = self.counts.get(call, 0) + 1
+        return max(self.counts.values())
 
 
 AUDIT_CHARS = 2000  # of one argument
@@ -10400,7 +10435,7 @@ class Agent:
         self.task = ""  # the current user message
         self.one_shot = ask is None  # nobody answers when a reply ends the turn
         self.nudges: dict[str, int] = {}  # replies that were neither calls nor an answer, by kind
-        self.equal, self.failures = Streak(3, 5, REPEATED), Streak(8, 10, FAILING)
+        self.watch_loops()
         self.window_asked = False
         self.warned_invisible = False
         self.signals = Signals()
@@ -10556,8 +10591,11 @@ class Agent:
     def notes_for(self, one: Running) -> str:
         """The AGENTS.md files of deeper folders that a file tool is the first to come to."""
         place, path = self.workspace, path_argument(one.made, one.arguments)
-        if one.plan and (folder := one.plan.path.parent) in (place.root, *self.memory):
-            self.read_notes([folder])  # the model knows what it wrote itself
+        if one.plan and one.plan.path.name in AGENTS_FILES:
+            folder, old = one.plan.path.parent, one.plan.before or b""
+            known = folder in self.memory and self.memory[folder].size == len(old)
+            if known or (folder == place.root and not old):
+                self.read_notes([folder])  # the model knows what it wrote itself
         if path is None or one.made.name not in FILE_TOOLS or self.settings.bare:
             return ""
         try:
@@ -10582,11 +10620,13 @@ class Agent:
         return text
 
     def forget_notes(self, gone: Iterable[Message]) -> None:
-        """What messages that are gone told of AGENTS.md files is told again."""
+        """What messages that are gone told of AGENTS.md files and the mode is told again."""
         text, header = "\n".join(text_of(m.get("content")) for m in gone), self.session.header
         known = {at: memo for at, memo in self.memory.items() if str(memo.path) not in text}
         header["notes"] = [n for n in header["notes"] if self.workspace.root / n in known]
         self.memory = known
+        if MODE_NOTE in text:
+            header["mode"] = ""
 
     def warn_invisible(self, where: str, count: int) -> None:
         """Tell the person once of characters that show nothing: text that only the model reads."""
@@ -10742,12 +10782,12 @@ class Agent:
         self.notes += self.read_notes(known)
         self.warn_invisible("AGENTS.md", sum(memo.invisible for memo in self.memory.values()))
         if self.session.header.get("mode") != self.mode:
-            self.notes.append(f"[note: the mode is now {self.mode}. {self.mode_text()}]")
+            self.notes.append(f"{MODE_NOTE} {self.mode}. {self.mode_text()}]")
             self.session.header["mode"] = self.mode
         self.budgets.begin()
         self.notes += filter(None, [self.budgets.note()])
         self.nudges = {}
-        self.equal, self.failures = Streak(3, 5, REPEATED), Streak(8, 10, FAILING)
+        self.watch_loops()
         header = self.session.header
         header["title"] = header.get("title") or first_line(clean(prompt))
         with self.signals:
@@ -10934,10 +10974,11 @@ class Agent:
         """Run a reply's calls in order; those that only read and stand together run at once."""
         for batch in self.batches(calls):
             self.run_together(batch)
-            for streak, what in ((self.equal, "gave the same result"), (self.failures, "failed")):
+            for streak in (self.equal, self.again, self.failures):
                 if streak.is_over(self.budgets.steps):
                     self.transcript.cancel_waiting("not run: the turn ended")
-                    reason = f"{streak.last[0]} {what} {streak.count} times in a row"
+                    what = "failed alike" if streak is self.failures else "gave the same result"
+                    reason = f"{streak.last[0]} {what} {streak.count} times"
                     raise TurnEnd("error", 1, f"stopped as a loop: {reason}")
 
     def batches(self, calls: Iterable[Call]) -> Iterator[list[Call]]:
@@ -11347,7 +11388,7 @@ class Agent:
         text, count = reveal(self.mask(text))
         text = clip(text) + invisible_note(count)
         self.warn_invisible(f"the result of {call.name}", count)
-        loop = self.note_loop(call, status, text)
+        loop = self.note_loop(one, status, text)
         notes = self.notes_for(one) if status == "ok" else ""
         text = clip(text, RESULT_CHARS - len(notes)) + loop + notes if notes else text + loop
         with self.signals:
@@ -11359,11 +11400,19 @@ class Agent:
             self.audit(one, judged)
             self.emit("tool_result", id=call.id, name=call.name, **one.told, **judged)
 
-    def note_loop(self, call: Call, status: str, text: str) -> str:
-        """What a result says of equal calls, or of equal failures, in a row; mostly nothing."""
-        note = self.equal.add((call.name, encode(call.arguments), text), self.budgets.steps)
-        if status == "error" or (call.name == "bash" and FAILED_COMMAND.fullmatch(text)):
-            note += self.failures.add((call.name, text), self.budgets.steps)
+    def watch_loops(self) -> None:
+        """Nothing was repeated yet: in a row, with other calls between, or in vain."""
+        self.equal, self.again = Streak(3, 5, REPEATED), Repeats(6, 10, REPEATED)
+        self.failures = Streak(8, 10, FAILING)
+
+    def note_loop(self, one: Running, status: str, text: str) -> str:
+        """What a result says of equal calls, or of equal failures in a row; mostly nothing."""
+        name, step = one.made.name or one.call.name, self.budgets.steps
+        given = encode(sorted((one.arguments or one.call.arguments).items()))
+        again = self.again.add((name, given, text), step)
+        note = self.equal.add((name, given, text), step) or again
+        if status == "error" or (name == "bash" and FAILED_COMMAND.fullmatch(text)):
+            note += self.failures.add((name, text), step)
         elif status == "ok":  # what was denied or cancelled says nothing of the tool
             self.failures.last, self.failures.count = (), 0
         return note
@@ -12004,8 +12053,17 @@ class Memo:
 def project_folders(root: Path) -> list[Path]:
     """The folders from the git root down to the workspace; only that one without a repository."""
     folders = [root, *root.parents]
-    at = next((n for n, folder in enumerate(folders) if (folder / ".git").exists()), 0)
-    return folders[at::-1]
+    at = next((n for n, folder in enumerate(folders) if owner_of(folder / ".git") is not None), 0)
+    ours = owner_of(folders[at] / ".git") == owner_of(root)  # /tmp/.git may be anybody's
+    return folders[at::-1] if ours else [root]
+
+
+def owner_of(path: Path) -> int | None:
+    """Whose file or folder it is; None when there is none."""
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None
 
 
 def has_notes(folder: Path) -> bool:
@@ -12033,8 +12091,11 @@ def read_memo(place: Workspace, folder: Path, room: int, mask: Callable[[str], s
                 size, data = os.fstat(file.fileno()).st_size, file.read(room)
         except (ToolError, OSError):
             continue
-        text, count = reveal(mask(clean(data.decode("utf-8", "replace")).strip()))
-        if not text and len(data) == size:
+        codec = next((codec for codec in MARKED if data.startswith(codec.mark)), UTF8)
+        decoder = codecs.getincrementaldecoder(codec.encoding)("replace")
+        text = decoder.decode(data[len(codec.mark) :], final=len(data) == size)
+        text, count = reveal(mask(clean(text).strip()))
+        if is_binary(data) or (not text and len(data) == size):
             continue
         text += invisible_note(count)
         if len(data) < size:
@@ -12051,18 +12112,19 @@ def odd_errors() -> tuple[type[BaseException], ...]:
 
 def is_blank(content: Any) -> bool:
     """Whether a reply's content says nothing."""
-    return not text_of(content).strip()
+    return not INVISIBLE.sub("", text_of(content)).strip()
 
 
 # What announces that something is done now, and what takes it back, by language. English asks for
 # a verb that a tool does; the others for a future, which they use less for all else.
 ACTS = (
-    r"(?:add|adjust|analy[sz]e|apply|begin|build|change|check|clean up|commit|compare|configure"
-    r"|continue|correct|create|debug|delete|do|download|edit|examine|execute|explore|fetch|find"
-    r"|fix|get started|go ahead|go on|grep|implement|inspect|install|investigate|locate|look"
-    r"|make(?! sure)|modify|move|open|patch|perform|proceed|read|refactor|remove|rename|replace"
-    r"|rerun|rewrite|review|run|scan|search|see|set up|start|take a look|take care|test|trace|try"
-    r"|update|use the|verify|view|write)\b"
+    r"(?:add|address|adjust|analy[sz]e|apply|begin|build|call (?:the|it)|change|check|clean up"
+    r"|commit|compare|configure|continue|correct|create|debug|delete|do|download|edit|examine"
+    r"|execute|explore|fetch|figure out|find|fix|generate|get (?:started|(?:right )?on)|go ahead"
+    r"|go on|grep|handle|implement|inspect|install|investigate|locate|look|make(?! sure)|modify"
+    r"|move|open|patch|perform|prepare|proceed|read|refactor|remove|rename|replace|reproduce|rerun"
+    r"|resolve|rewrite|review|run|scan|search|see|set up|solve|start|take a look|take care|test"
+    r"|trace|try|update|use the|verify|view|work on|write)\b"
 )
 ACTING = (
     r"(?:adding|applying|building|changing|checking|creating|editing|examining|executing|fixing"
@@ -12081,40 +12143,48 @@ PROMISES = (
         r"|\byour (?:answer|reply|confirm|permission|approval|input|decision|feedback|go-ahead|ok)"
         r"|\bplease\b|\bwould\b|\blet me know\b|\bfrom now on\b|\bin (?:the )?future\b|\blater\b"
         r"|\bgoing forward\b|\balways\b|\bnever\b|\btomorrow\b|\bnext time\b|\bmy best\b|^if\b"
-        r"|\bif (?:needed|necessary|required|asked|so)\b|\bi(?:'ve| have| did) |\bdone\b|\bworks?\b"
+        r"|\bif (?:(?:it|that|this)(?:'s| is) )?(?:needed|necessary|required|asked|so|wanted)\b"
+        r"|\bi(?:'ve| have| did) |\bdone\b|\bworks?\b(?! on\b)|\bonce\b(?! more| again)"
+        r"|\b(?:as soon as|follow-up|explain|(?:next|new|another) session)\b"
+        r"|\bwhen (?:the|it|this|that|all) .*\b(?:is|are|has|have)\b"
+        r"|\b(?:add|change|check|delete|do|edit|make|remove|run) (?:nothing|no more)\b|\bget back\b"
+        r"|\b(?:approval|confirmation|assumption|on request)\b|\b(?:run out|takes|to be|up to)\b"
+        r"|\bwhich (?:is|was|are|were) (?:not|denied)\b|\ball (?:future|answers|replies)\b"
+        r"|\blet(?:'s| me) (?:check|look|see|test)\b[^:]*: .|\blet's (?:get )?start(?:ed)?\W*$"
         r"|: .*\b(?:pass|passes|passed|fixed|ok)\b|\bas (?:is|they are|it is)\b",
     ),
     (
         r"\b(?:ich werde|werde ich|lass(?:en sie)? mich|(?:jetzt|nun|zuerst|zunächst|als nächstes)"
         r" \w+e ich|ich \w+e (?:\w+ )*(?:jetzt|nun|zuerst|zunächst))\b",
         r"\b(?:nicht|kein\w*|künftig|immer|nie|wenn|falls|sobald|dir|ihnen|euch|bitte|habe|fertig"
-        r"|wissen|sehe|denke|glaube|würde)\b",
+        r"|wissen|sehe|denke|glaube|würde|warten?|abwarten|verzichten|melden?|bis|montag|morgen)\b",
     ),
     (
         r"\b(?:je vais|laissez-moi|laisse-moi|nous allons)\b",
-        r"\b(?:pas|si|vous|votre|désormais|toujours|jamais|savoir|bien)\b",
+        r"\b(?:pas|si|vous|votre|vos|désormais|toujours|jamais|savoir|bien|rien|attendre"
+        r"|arrêter|demain|quand|dès)\b",
     ),
     (
         r"\b(?:voy a|vamos a|déja(?:me|dme)|déjeme|perm[ií]t[ae]me)\b",
-        r"\b(?:no|si|usted|saber|siempre|nunca|cuando)\b",
+        r"\b(?:no|si|usted|saber|siempre|nunca|cuando|esperar|nada|mañana)\b|\ba ver:",
     ),
     (
         r"\b(?:vou|vamos|deixe-me|deixa-me)\b",
-        r"\b(?:não|se|saber|sempre|nunca|quando|bem)\b",
+        r"\b(?:não|se|saber|sempre|nunca|quando|bem|esperar|aguardar|nada|amanhã)\b",
     ),
     (
         r"\b(?:ora|adesso) \w+o\b|\b(?:sto per|fammi|lasciami|procedo|procederò|eseguirò"
         r"|controllerò|verificherò|leggerò|correggerò)\b",
-        r"\b(?:non|se|sapere|sempre|mai|quando|sono|ho)\b",
+        r"\b(?:non|se|sapere|sempre|mai|quando|sono|ho|aspett\w+|attend\w+|nulla|domani)\b",
     ),
     (
         r"\b(?:сейчас я|я сейчас|давайте я|(?:сейчас|теперь|я) (?:проверю|запущу|посмотрю|исправлю"
         r"|прочитаю|начну|сделаю|открою|найду))\b",
-        r"\b(?:не|если|когда|вы|вам)\b",
+        r"\b(?:не|если|когда|вы|вам|жду|ждать|подожду|завтра)\b",
     ),
     (
-        r"我(?:现在|马上|接下来|先|将|会|来|这就)|让我|接下来|現在我|讓我",
-        r"如果|请|您|你|不|以后|始终|已|了[。！]?$",
+        r"我(?:现在(?!的)|马上|接下来|先(?!前)|将|会|来|这就)|让我(?!们)|接下来(?!.*需要)|現在我|讓我(?!們)",
+        r"如果|请|您|你|不|以后|始终|已|等|下次|记住|说|了[。！]?$",
     ),
     (
         r"(?:これから|今から|まず|では|それでは).*(?:します|ましょう|てみます)[。！]?$",
@@ -12128,6 +12198,7 @@ FILLER = Regex(
     r"|(?:just )?(?:one|a) sec|hold on|stand by|please wait|bear with me|here (?:we|i) go",
     re.IGNORECASE,
 )
+CITED = Regex(r"`[^`]*`|\"[^\"]*\"|“[^”]*”|«[^»]*»|„[^“”]*[“”]|「[^」]*」")
 TO_THE_USER = Regex(r"\b(?:you|your|shall|should|may|want|okay|ok|which|prefer)\b", re.IGNORECASE)
 
 
@@ -12146,6 +12217,7 @@ def promises(text: str) -> bool:
     line = re.sub(r"[^\w.!?…:)\]\"'`。！？：]+$", "", body.rpartition("\n")[2]).strip("*_ ")
     if body.count("```") % 2 or re.match(r"[-*+•>|#]\s?|\d+[.)]\s", line):
         return False
+    line = CITED.sub("it", line)
     sentences = [one for one in re.split(r"(?<=[.!?…])[*_)]* +|(?<=[。！？])", line) if one]
     while len(sentences) > 1 and FILLER.match(sentences[-1]):
         sentences.pop()

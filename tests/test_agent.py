@@ -1045,7 +1045,7 @@ FIX = run_bash("touch ok")
     [
         pytest.param(["done"], "true", {}, ("done", 0, "done", 1), id="passes"),
         pytest.param(["no", FIX, "yes"], "test -e ok", {}, ("done", 0, "yes", 3), id="mended"),
-        pytest.param(list("abcd"), "nosuch", {}, ("check_failed", 3, "c", 3), id="idle"),
+        pytest.param(list("abcdefg"), "nosuch", {}, ("check_failed", 3, "f", 6), id="idle"),
         pytest.param([FIX, "r"], "test -e ok", {"max_turns": 1}, ("done", 0, "r", 2), id="limit"),
         pytest.param(
             [FIX, "r"], "false", {"max_turns": 1}, ("check_failed", 3, "r", 2), id="limit, fails"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from conftest import prompts, put_session, results, roles, session_files
 
-from agent import Agent, Settings, build_agent, problems, tool
+from agent import Agent, Settings, build_agent, problems, project_folders, shortened, tool
 from flaky_server import FlakyServer, Pause, Reply
 
 LONG = pytest.mark.long
@@ -82,12 +82,13 @@ def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
 
 
 @tool(needs="read")
-def echo(text: str = "") -> str:
+def echo(text: str = "", times: int = 1) -> str:
     """Say it again.
 
     text: what to say
+    times: how often
     """
-    return text
+    return text * times
 
 
 @tool(needs="read")
@@ -150,6 +151,42 @@ def test_the_third_equal_call_is_noted_and_the_fifth_ends_the_turn(
     assert (result.status, result.exit_code, len(one.server.requests)) == ("error", 1, 5)
     assert (noted(one.results, "a"), len(one.results)) == ([3], 5)
     assert "echo" in one.reason()
+
+
+@pytest.mark.parametrize(
+    ("steps", "requests", "at"),
+    [
+        pytest.param([say("a"), say("b")] * 12, 20, [12], id="two by turns"),
+        pytest.param([say("a", "b"), say("b", "a")] * 12, 10, [11], id="two in one reply"),
+        pytest.param(
+            [*map(say, "xxyabcbacabcacbbaccabcabacbbacbcacab")], 32, [19], id="three in any order"
+        ),
+        pytest.param(
+            [
+                {"call": "echo", "arguments": {"text": "a", "times": 1}},
+                {"call": "echo", "arguments": {"times": "1", "text": "a"}},
+            ]
+            * 9,
+            5,
+            [3],
+            id="in other words",
+        ),
+    ],
+)
+def test_equal_calls_with_others_between_are_a_loop_while_nothing_new_comes(
+    stage: Callable[..., Stage], steps: list[Any], requests: int, at: list[int]
+) -> None:
+    one = stage(steps, tools=[echo])
+    assert (one.run().status, len(one.server.requests)) == ("error", requests)
+    assert [n for n, text in enumerate(one.results, 1) if "\n[" in text] == at
+
+
+def test_the_same_check_after_each_edit_is_no_loop(stage: Callable[..., Stage]) -> None:
+    check = call("bash", command="echo '1 failed'; exit 1")
+    steps = [[call("write_file", path="a.py", content=f"{n}\n"), check] for n in range(12)]
+    one = stage([*itertools.chain(*steps), "done"])
+    assert one.run().status == "done"
+    assert [text for text in one.results if "[note" in text] == []
 
 
 @LONG
@@ -315,6 +352,7 @@ FOREVER = [
     pytest.param(LINE, id="text"),
     pytest.param(THOUGHTS, id="reasoning"),
     pytest.param(TEXT, id="a line in two parts", marks=LONG),
+    pytest.param([{"content": f"step {n}, and " * 8} for n in range(25)], id="a long piece"),
 ]
 
 
@@ -328,6 +366,24 @@ def test_a_line_that_is_repeated_without_end_is_cut_and_the_model_told_once(
     assert (result.status, result.text) == ("done", "All is done: nothing is left.")
     assert (len(server.requests), roles(server.requests[1])[-1]) == (2, "user")
     assert server.sent < ENOUGH
+
+
+@pytest.mark.parametrize("kind", ["content", "arguments"])
+def test_a_reply_without_end_is_cut_whatever_it_says(
+    stage: Callable[..., Stage], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.ENDLESS_BYTES", 200_000)
+    texts = [f"{n} and " for n in range(ENOUGH)]
+    part = {"index": 0, "id": "c", "function": {"name": "act"}}
+    deltas: list[dict[str, Any]] = [{"content": text} for text in texts]
+    if kind == "arguments":
+        deltas = [{"tool_calls": [{"index": 0, "function": {"arguments": t}}]} for t in texts]
+        deltas[0] = {"tool_calls": [part]}
+    server = Endless([AFTER], *deltas)
+    one = stage(server, tools=[act])
+    assert (one.run().text, one.results) == (AFTER, [])
+    assert (len(server.requests), server.sent < ENOUGH) == (2, True)
+    assert len(shortened("".join(texts))) < 60_000
 
 
 @pytest.mark.parametrize(
@@ -366,6 +422,7 @@ def test_nothing_of_a_reply_that_repeats_a_line_is_run(stage: Callable[..., Stag
         pytest.param("yes\n" * 10, id="ten times", marks=LONG),
         pytest.param("if a:\n    b()\n\n" * 12, id="a few lines of code"),
         pytest.param(f"{'-' * 2000}\n", id="a long line", marks=LONG),
+        pytest.param("word " * 4000, id="a filler"),
     ],
 )
 def test_lines_that_are_similar_or_a_few_are_an_answer(
@@ -420,6 +477,12 @@ ANNOUNCED = [
     "Ich werde nun die Datei \u00e4ndern.",
     "Je vais maintenant lancer les tests.",
     "Voy a ejecutar las pruebas ahora.",
+    "I'll handle that now.",
+    "Let me figure out why it fails.",
+    "Let me run `make done` now.",
+    "I'll fix the problem: the range is off by one.",
+    "Let's run it once more.",
+    "我现在运行测试。",
 ]
 ANSWERS = [
     "Done. The tests pass.",
@@ -452,6 +515,23 @@ ANSWERS = [
     "Soll ich die Tests jetzt ausf\u00fchren?",
     "C'est fait: les tests passent.",
     "\u00bfQuieres que ejecute las pruebas ahora?",
+    "I'll wait for your decision.",
+    "I will proceed only with explicit approval.",
+    "I will open a pull request when the CI is green.",
+    "I'll continue as soon as the file is there.",
+    "As you wish: I will change nothing.",
+    "I updated the file; I'll open a PR on request.",
+    "Remaining: 2 files. In the next session I will change b.py.",
+    "Let me check my memory: yes, tabs.",
+    "Let's check: 2 + 2 = 4.",
+    'A polite reply: "Thank you. I will look into it."',
+    '{"status": "done", "message": "I will run the build"}',
+    "To check it, run:\n\n```sh\nmake test\n```",
+    "Ich werde auf deine Entscheidung warten.",
+    "Je vais attendre la réponse.",
+    "Voy a esperar su decisión.",
+    "我会等待下一步的决定。",
+    "这会让我们更快。",
 ]
 AFTER = "All is done: nothing is left."
 
@@ -480,7 +560,7 @@ def answering(texts: list[str]) -> Iterator[Callable[[Any], str]]:
 
 
 def test_the_tables_of_announcements_and_answers_are_as_long_as_was_promised():
-    assert (len(set(ANNOUNCED)), len(set(ANSWERS))) == (30, 30)
+    assert (len(set(ANNOUNCED)), len(set(ANSWERS))) == (36, 47)
 
 
 def test_who_announces_and_calls_nothing_is_told_once_when_nobody_is_there(
@@ -547,6 +627,7 @@ def test_a_prompt_on_the_command_line_of_a_terminal_is_a_run_and_not_the_repl(te
 EMPTY = [
     pytest.param({"fault": "empty_reply"}, id="nothing"),
     pytest.param({"reasoning": "Hm."}, id="only thoughts"),
+    pytest.param({"text": " \n\u200b"}, id="nothing to be seen"),
 ]
 
 
@@ -632,6 +713,40 @@ def test_all_notes_together_are_at_most_32_kib(stage: Callable[..., Stage], tmp_
     one.run()
     first, second = one.system().count("^"), one.system().count("~")
     assert (first, 0 < second <= 32 * 1024 - 30_000) == (30_000, True)
+
+
+@pytest.mark.parametrize(
+    ("data", "known"),
+    [
+        pytest.param("RULE Ä".encode("utf-16"), "RULE Ä", id="UTF-16"),
+        pytest.param(b"\xef\xbb\xbfRULE", "RULE", id="UTF-8 with its mark"),
+        pytest.param(
+            ("a" + "ä" * 20_000).encode(),
+            "a" + "ä" * 16_383 + "\n[cut here: 32768 of 40001 bytes]",
+            id="cut inside a character",
+        ),
+        pytest.param(b"\0\1RULE" * 99, None, id="no text"),
+    ],
+)
+def test_notes_are_read_as_the_text_that_they_are(
+    stage: Callable[..., Stage], tmp_path: Path, data: bytes, known: str | None
+) -> None:
+    (tmp_path / "AGENTS.md").write_bytes(data)
+    one = stage(["done"])
+    one.run()
+    assert [memo.text for memo in one.agent.memory.values()] == [known] * (known is not None)
+    assert one.of("notice") == []
+
+
+def test_notes_above_count_only_in_a_repository_of_the_same_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "ws" / "a").mkdir(parents=True)
+    root = tmp_path / "ws"
+    assert project_folders(root / "a") == [tmp_path, root, root / "a"]
+    monkeypatch.setattr("agent.owner_of", {tmp_path / ".git": 0, root: 1}.get)
+    assert project_folders(root) == [root]
 
 
 TOUCHES = [
@@ -738,6 +853,41 @@ def test_notes_that_changed_go_once_into_the_next_user_message(
     assert (first, third) == ("first", "third")
     assert (second.count("RULE NEW"), second.endswith("second")) == (1, True)
     assert one.server.requests[0]["messages"][0] == one.server.requests[-1]["messages"][0]
+
+
+def test_notes_that_a_person_changes_while_the_model_writes_beside_them_are_told(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    put(tmp_path, {"AGENTS.md": "RULE OLD\n"})
+
+    @tool(needs="read")
+    def person() -> str:
+        """Change the notes."""
+        (tmp_path / "AGENTS.md").write_text("RULE NEW, LONGER\n")
+        return "changed"
+
+    step = call("note", text="Use tabs.")
+    other = call("write_file", path="x.py", content="x\n")
+    one = stage(
+        [other, call("person"), other, step, "one", step, "two", "three"],
+        tools=[person],
+        ask=lambda question: "y",
+    )
+    for text in ("first", "second", "third"):
+        one.run(text)
+    first, second, third = prompts(one.server.requests[-1])
+    assert (first, third, "RULE NEW" in second) == ("first", "third", True)
+    assert ("Use tabs." in second, len(one.results)) == (True, 5)
+
+
+def test_what_a_note_says_of_itself(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    (tmp_path / "AGENTS.override.md").write_text("RULE MINE\n")
+    steps = [call("note", text=" \n"), call("note", text="Use tabs."), "done"]
+    one = stage(steps, ask=lambda question: "y")
+    assert one.run().status == "done"
+    assert one.results[0].startswith("error: ")
+    assert "AGENTS.override.md" in one.results[1]
+    assert (tmp_path / "AGENTS.md").read_text() == "- Use tabs.\n"
 
 
 def test_what_changed_before_a_compaction_is_in_the_new_system_message(
@@ -853,6 +1003,18 @@ def test_in_the_repl_mode_and_model_change_at_once_and_the_mode_is_told_once(ter
     assert models == ["flaky-1", "other-2", "other-2", "other-2"]
     assert results(server.requests[-1])[0].startswith("denied: ")
     assert (first, third, "plan" in second, second.endswith("pang")) == ("ping", "peng", True, True)
+
+
+def test_a_mode_that_an_undone_turn_told_is_told_again(stage: Callable[..., Stage]) -> None:
+    one = stage(["one", "two", "three", "four"])
+    one.run("first")
+    one.agent.set_mode("ask")
+    one.run("second")
+    one.agent.undo(1, lambda line: None)
+    one.run("third")
+    one.run("fourth")
+    first, third, fourth = prompts(one.server.requests[-1])
+    assert (first, "mode is now ask" in third, fourth) == ("first", True, "fourth")
 
 
 @pytest.mark.parametrize("content", [pytest.param("", id="empty"), pytest.param(None, id="null")])
