@@ -1381,7 +1381,9 @@ class Session:
         self.folder = folder
         self.lock: int | None = None
         self.damaged = False  # the file still is what could not be read: no backup of that
-        self.unwritten: list[Message] = []  # of the archive: what no file holds
+        held = clean_all(self.header.pop("unarchived", []))
+        # Of the archive, what its file does not hold; the session's own file does until then.
+        self.unwritten: list[Message] = held if is_messages(held) else []
 
     @property
     def id(self) -> str:
@@ -1402,10 +1404,13 @@ class Session:
             if self.lock is not None:
                 os.close(self.lock)
                 self.lock = hold(self.path.with_suffix(".lock"))
-        if self.unwritten:
-            self.archive([])
         self.header["updated"] = round(time.time(), 3)
-        head = self.transcript.mask(json.dumps(self.header, ensure_ascii=False)[:-1])
+        header = self.header
+        try:
+            self.archive([])
+        except OSError:  # a folder in its place, say
+            header = {**header, "unarchived": self.unwritten}
+        head = self.transcript.mask(json.dumps(header, ensure_ascii=False)[:-1])
         lines = self.transcript.lines() or [""]
         lines[0] = f"{head}{MESSAGES}{lines[0]}"
         lines[-1] += "\n]}\n"
@@ -1429,7 +1434,7 @@ class Session:
         """
         self.unwritten += messages
         path = self.archive_path
-        if path is None:
+        if path is None or not self.unwritten:
             return
         text = "".join(encode(message) + "\n" for message in self.unwritten)
         with open(open_ours(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
@@ -1441,14 +1446,30 @@ class Session:
 
     def archived(self) -> Iterator[Message]:
         """What compaction removed, oldest first."""
+        for line in self._archive_lines():
+            yield from message_in(line)
+        yield from self.unwritten
+
+    def archived_ids(self) -> set[str]:
+        """The ids of the calls that compaction removed; no line is parsed for that."""
+        unwritten = (encode(message).encode("utf-8", "replace") for message in self.unwritten)
+        lines = itertools.chain(self._archive_lines(), unwritten)
+        found = (ident for line in lines for ident in re.findall(rb'"id": ?"([^"\\]+)"', line))
+        return {ident.decode("utf-8", "replace") for ident in found}
+
+    def _archive_lines(self) -> Iterator[bytes]:
+        """Those that count; none where there is no file that can be read."""
         path = self.archive_path
-        if path is not None and path.exists():
-            with open(open_ours(path, os.O_RDONLY), "rb") as file:
+        try:
+            descriptor = open_ours(path, os.O_RDONLY) if path is not None else None
+        except OSError:
+            return
+        if descriptor is not None:
+            with open(descriptor, "rb") as file:
                 left = self._counted(file)
                 while left > 0 and (line := file.readline()):
                     left -= len(line)
-                    yield from message_in(line)
-        yield from self.unwritten
+                    yield line
 
     def _counted(self, file: BinaryIO) -> int:
         """The bytes of the archive that count: all, where an older version did not say."""
@@ -1476,17 +1497,25 @@ def keep_as(path: Path, name: str) -> None:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
         write_private(path.with_name(name), read_plain(path))  # a disk without hard links
-    finally:
+    finally:  # the rename does nothing where both names are of one file already
+        remove_if_there(f"{name}.tmp", folder)
         os.close(folder)
 
 
 def message_in(line: bytes) -> list[Message]:
     """The message on a line of an archive, none when the line is damaged."""
     try:
-        value = json.loads(line)
+        value = [clean_all(json.loads(line))]
     except (ValueError, RecursionError):
         return []
-    return [value] if isinstance(value, dict) else []
+    return value if is_messages(value) else []
+
+
+def is_messages(value: Any) -> bool:
+    """Whether this is a list of what may be taken for messages."""
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and isinstance(each.get("role"), str) for each in value
+    )
 
 
 def new_session(folder: Path | None, header: Mapping[str, Any], now: float) -> Session:
@@ -1664,7 +1693,9 @@ def unkept_session(path: Path, error: SessionError) -> tuple[Session, list[str]]
         raise error
     (header, healed, notes), damage = or_backup(read_healed, path)
     notes = [*filter(None, [damage]), *notes, f"{error}; from here on this session is not kept"]
-    return Session(Transcript(healed), header, None), notes
+    kept, session = (Session(Transcript(healed), header, at) for at in (path.parent, None))
+    session.unwritten = list(kept.archived())
+    return session, notes
 
 
 def resume_session(
@@ -1814,10 +1845,10 @@ def without_turns(header: dict[str, Any], messages: list[Message], count: int) -
 def copy_archive(path: Path, session: Session) -> None:
     """Give a copy what compaction removed from the original, and save it. Raises OSError."""
     archive = path.with_suffix(".archive.jsonl")
-    if session.path is None or not os.path.lexists(archive):
+    if session.path is None or not archive.is_file():
         return
     size = session.header.get("archived")  # what is behind that belongs to no compaction
-    data = read_plain(archive)[: size if type(size) is int else None]
+    data = read_plain(archive)[: size if type(size) is int and size >= 0 else None]
     write_private(session.path.with_suffix(".archive.jsonl"), data)
     session.save()
 
@@ -10431,19 +10462,17 @@ class Agent:
         turns = header["turns"]
         turns[:] = [at if type(at) is int else 0 for at in turns]
         self.hosts, self.approved, self.notes, self.lost = set(), [], [], set()
-        self.task, self.compact_floor = self.last_prompt(), 0.0
-        root, before = str(self.workspace.root), header.get("root")
-        if isinstance(before, str) and before not in ("", root):
-            self.notes.append(MOVED.format(before=before, root=root))
-        header.update(root=root, model=self.client.model, base_url=self.client.endpoint)
+        self.task, self.compact_floor, self.poor = self.last_prompt(), 0.0, 0
+        header.update(model=self.client.model, base_url=self.client.endpoint)
         self.client.forget_projection()
         self.workspace.seen = header["files"]
         header.setdefault("mode", self.mode)  # the last one that the model was told
         state = session.folder.parent if session.folder is not None else None
-        if self.shell is not None and state is not None:
-            self.shell.output_folder = state / "output" / session.id
+        if self.shell is not None:
+            self.shell.output_folder = state / "output" / session.id if state is not None else None
         self.workspace.journal.open(state / "undo" / session.id if state is not None else None)
         self.workspace.journal.turn = len(turns)
+        self.transcript.call_ids |= session.archived_ids()
         self.transcript.mask_with(self.mask)
         self.transcript.set_system(self.system_text())
 
@@ -10741,14 +10770,17 @@ class Agent:
         known = dict.fromkeys([*project_folders(self.workspace.root), *self.memory])
         self.notes += self.read_notes(known)
         self.warn_invisible("AGENTS.md", sum(memo.invisible for memo in self.memory.values()))
-        if self.session.header.get("mode") != self.mode:
+        header, root = self.session.header, str(self.workspace.root)
+        before = header.get("root")
+        if isinstance(before, str) and before not in ("", root):
+            self.notes.insert(0, MOVED.format(before=before, root=root))
+        if header.get("mode") != self.mode:
             self.notes.append(f"[note: the mode is now {self.mode}. {self.mode_text()}]")
-            self.session.header["mode"] = self.mode
+        header.update(root=root, mode=self.mode)  # as the model was told
         self.budgets.begin()
         self.notes += filter(None, [self.budgets.note()])
         self.nudges = {}
         self.equal, self.failures = Streak(3, 5, REPEATED), Streak(8, 10, FAILING)
-        header = self.session.header
         header["title"] = header.get("title") or first_line(clean(prompt))
         with self.signals:
             ours, self.task, self.notes = "".join(f"{n}\n" for n in self.notes), prompt, []
@@ -11478,8 +11510,8 @@ class Agent:
             return False
         self.put_in_place(work, made)
         sizes = {"messages_before": len(work.messages), "messages_after": len(made)}
-        path = self.session.archive_path
-        kept = self.workspace.relative(path) if path and not self.session.unwritten else ""
+        path = self.session.path if self.session.unwritten else self.session.archive_path
+        kept = self.workspace.relative(path) if path else ""
         self.emit("compacted", **sizes, tokens_before=before, tokens_after=after, archive=kept)
         return True
 
@@ -12816,9 +12848,9 @@ class Repl:
         session, notes = fork_session(path, without)
         for note in notes:
             self.screen.line(f"agent: {note}")
+        untold = self.agent.notes
         self.switch(session)
-        if without:
-            self.agent.notes.append(FORKED)
+        self.agent.notes += [*untold, *([FORKED] if without else [])]
         self.agent.save()
         self.screen.line(f"the conversation before stays as session {path.stem}")
 
@@ -12850,7 +12882,7 @@ class Repl:
         agent = self.agent
         path = agent.workspace.safe_path(argument or f"session-{agent.session.id}.md")
         name = agent.workspace.relative(path)
-        text = agent.mask("\n\n".join(markdown(agent.session)) + "\n")
+        text = agent.mask(visible("\n\n".join(markdown(agent.session)) + "\n"))
         folder = agent.workspace.folder(path)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -12910,7 +12942,7 @@ SHOWN_EXCHANGE = (8, 1000)  # lines and characters of a prompt, and of an answer
 
 def show_resumed(agent: Agent, screen: Screen, *, exchange: bool = True) -> None:
     """Where a session stands that is gone on with, and what was said last in it."""
-    messages, title = agent.transcript.messages, agent.session.header["title"]
+    messages, title = agent.transcript.messages, first_line(agent.session.header["title"])
     screen.line(f"agent: going on with {agent.session.id}, {len(messages)} messages: {title}")
     if not exchange:
         return
@@ -12932,12 +12964,13 @@ def markdown(session: Session) -> Iterator[str]:
     results: dict[str, str] = {}
     for message in messages:
         if message["role"] == "tool":
-            results.setdefault(message["tool_call_id"], text_of(message["content"]))
-    yield f"# {session.header.get('title') or 'A session'}"
+            results.setdefault(str(message.get("tool_call_id")), text_of(message.get("content")))
+    yield f"# {first_line(str(session.header.get('title') or 'A session'))}"
     yield f"Session {session.id}, with {session.header.get('model') or 'no model'}."
     spoke, told = "", set[str]()
     for message in messages:
-        content, ids = text_of(message.get("content")).strip(), {c["id"] for c in calls_of(message)}
+        content = closed_fence(text_of(message.get("content")).replace("\r\n", "\n").strip())
+        ids = {str(call.get("id")) for call in calls_of(message)}
         if message["role"] in ("system", "tool") or ids & told:
             continue
         told |= ids
@@ -12948,15 +12981,27 @@ def markdown(session: Session) -> Iterator[str]:
         spoke = by
         if content:
             yield content
-        rows = [call_row(call, results.get(call["id"], "")) for call in calls_of(message)]
+        rows = [call_row(call, results.get(str(call.get("id")), "")) for call in calls_of(message)]
         if rows:
             yield "\n".join(rows)
 
 
+def closed_fence(text: str) -> str:
+    """Markdown whose last block of code comes to an end, so that what follows is not part of it."""
+    fence = ""
+    for mark, rest in re.findall(r"(?m)^ {0,3}(`{3,}|~{3,})(.*)$", text):
+        if not fence:
+            fence = "" if mark[0] == "`" and "`" in rest else mark
+        elif mark.startswith(fence) and not rest.strip():
+            fence = ""
+    return f"{text}\n{fence}".rstrip("\n")
+
+
 def call_row(call: Message, result: str) -> str:
     """A call and the beginning of its result as an item of a list."""
-    line = call_line(call["function"]["name"], read_json_object(call["function"]["arguments"])[0])
-    return f"- `{line.replace('`', chr(39))}`: {visible(first_line(result))}"
+    function = object_in(call, "function")
+    line = call_line(str(function.get("name")), read_json_object(function.get("arguments"))[0])
+    return f"- `{line.replace('`', chr(39))}`: {first_line(result)}"
 
 
 def show_sessions(folder: Path, screen: Screen) -> None:
@@ -12965,7 +13010,7 @@ def show_sessions(folder: Path, screen: Screen) -> None:
     for entry in entries:
         age = age_text(time.time() - entry.updated)
         note = f"  [{entry.note}]" if entry.note else ""
-        row = f"{entry.id}  {age:>4}  {entry.messages:>4}  {entry.title}{note}"
+        row = f"{entry.id}  {age:>4}  {entry.messages:>4}  {first_line(entry.title)}{note}"
         screen.write(screen.out, visible(row) + "\n")
     for notice in notices:
         screen.line(f"agent: {notice}")

@@ -22,6 +22,7 @@ from agent import (
     Transcript,
     allow_tracked,
     build_agent,
+    calls_of,
     fork_session,
     hold,
     list_sessions,
@@ -410,6 +411,14 @@ ODD_HEADERS = [
     pytest.param({"created": "x", "updated": []}, id="times"),
     pytest.param({"title": ["a"]}, id="title"),
     pytest.param({"version": 1.0}, id="version 1.0"),
+    pytest.param({"turns": ["x", -5, 10**12, None, True]}, id="turns"),
+    pytest.param({"turns": {"a": 1}}, id="turns as an object"),
+    pytest.param({"notes": ["../..", "/etc", "\0", "a" * 5000, 5]}, id="notes"),
+    pytest.param({"root": ["x"], "model": 5, "base_url": {}}, id="information"),
+    pytest.param({"archived": -5}, id="archived below zero"),
+    pytest.param({"archived": "all"}, id="archived as text"),
+    pytest.param({"unarchived": [5, {"role": 1}]}, id="unarchived"),
+    pytest.param({"usage": [], "files": [1], "title": 5}, id="lists"),
 ]
 
 
@@ -885,6 +894,45 @@ def test_what_a_crash_left_in_the_archive_does_not_count_and_is_cut_off(folder):
     again.archive(TALK[2:3])
     assert list(again.archived()) == [TALK[0], TALK[2]]
     again.close()
+
+
+def test_an_archive_that_can_not_be_written_keeps_no_session_from_being_saved(folder):
+    session = new_session(folder, {}, NOW)
+    blocked = folder / f"{session.id}.archive.jsonl"
+    blocked.mkdir()
+    session.transcript.replace(TALK)
+    session.unwritten = TALK[1:2]
+    session.save()
+    session.close()
+    copy, _ = fork_session(session.path)
+    again, notes = open_session(session.path)
+    assert (notes, list(again.archived()), list(copy.archived())) == ([], TALK[1:2], TALK[1:2])
+    blocked.rmdir()
+    again.save()
+    assert "unarchived" not in loaded(session.path)
+    assert (list(again.archived()), again.unwritten) == (TALK[1:2], [])
+    copy.close()
+    again.close()
+
+
+def test_a_call_that_was_compacted_keeps_its_id_to_itself(tmp_path, folder):
+    session = new_session(folder, {}, NOW)
+    session.transcript.replace(TALK)
+    call = {"id": "call_0", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+    session.archive([{"role": "assistant", "content": '"id":"no"', "tool_calls": [call]}])
+    session.save()
+    session.close()
+    copy, _ = fork_session(session.path)
+    for one in (copy, open_session(session.path)[0]):
+        with FlakyServer(
+            [{"call": "list_files", "id": "call_0", "arguments": {}}, "done"]
+        ) as server:
+            made = new_agent(server.url, tmp_path, one)
+            made.run("go on")
+            made.close()
+        ids = [call["id"] for message in made.transcript.messages for call in calls_of(message)]
+        assert ids and "call_0" not in ids
+        assert one.archived_ids() == {"call_0"}
 
 
 def test_removed_messages_are_added_to_the_archive_one_a_line(folder):
