@@ -1224,6 +1224,8 @@ def state_trouble(root: Path) -> str:
             reason = "belongs to another user"
         elif told.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             reason = "can be written by others"
+        elif not os.access(folder, os.R_OK | os.X_OK):
+            reason = "can not be read"
         if reason:
             return f"{folder} {reason}, so nothing is kept there"
     return ""
@@ -1480,10 +1482,14 @@ class Session:
         """Let other processes have it; a session that never began leaves no file."""
         if self.lock is None or self.path is None:
             return
-        if not self.path.exists():
-            self.path.with_suffix(".lock").unlink(missing_ok=True)
-        os.close(self.lock)
-        self.lock = None
+        try:
+            if not os.path.lexists(self.path):
+                self.path.with_suffix(".lock").unlink(missing_ok=True)
+        except OSError:  # a disk that is read-only by now; a later start sweeps it
+            return
+        finally:
+            os.close(self.lock)
+            self.lock = None
 
 
 def keep_as(path: Path, name: str) -> None:
@@ -1527,7 +1533,8 @@ def new_session(folder: Path | None, header: Mapping[str, Any], now: float) -> S
         session = Session(Transcript(), {**base, "archived": 0, **header}, folder)
         if session.path is None:
             return session
-        session.lock = None if session.path.exists() else hold(session.path.with_suffix(".lock"))
+        taken = os.path.lexists(session.path)
+        session.lock = None if taken else hold(session.path.with_suffix(".lock"))
         if session.lock is not None:
             return session
 
@@ -1717,21 +1724,27 @@ def resume_session(
         if path.stem == beside:
             raise SessionError(f"session {beside} is the one that you are in")
         check(path)
-        return take(path)
-    notices, held = [], []
+        try:
+            return take(path)
+        except DamagedSession as error:
+            others = "; agent --resume takes another one" if newest_first(folder, path.stem) else ""
+            raise SessionError(f"{error}{others}") from error
+    session: Session | None = None
+    notices, held, notes = list[str](), list[str](), list[str]()
     for path in newest_first(folder, beside):
         try:
             check(path)
             session, notes = take(path)
+            break
+        except HeldSession as error:
+            held.append(str(error))
         except SessionError as error:
             notices.append(f"skipped: {error}")
-            held += [error] if isinstance(error, HeldSession) else []
-            continue
-        return session, notices + notes
-    if held and len(held) == len(notices):
+    if held:
         more = f"; {len(held) - 1} more are open elsewhere too" if held[1:] else ""
-        notices = [f"no session is free: {held[0]} (agent --resume --fork){more}"]
-    return None, notices
+        what = "skipped" if session or notices else "no session is free"
+        notices.append(f"{what}: {held[0]}{more}")
+    return session, notices + notes
 
 
 def newest_first(folder: Path, beside: str = "") -> list[Path]:
@@ -1872,10 +1885,25 @@ def prune_sessions(
     Never a session that a process has open. What a kill left of a save goes too, without a word.
     Raises OSError and SessionError.
     """
+    try:
+        alone = folder_of_ours(folder / "-")
+    except FileNotFoundError:
+        return ""
+    try:
+        fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two at once would remove too much
+        return prune_oldest(folder, now - days * 86400, keep, days=days, most=most)
+    except BlockingIOError:
+        return ""
+    finally:
+        os.close(alone)
+
+
+def prune_oldest(folder: Path, before: float, keep: str, *, days: float, most: int) -> str:
+    """What `prune_sessions` does and says."""
     parts = session_parts(folder.parent)
     sweep_sessions(folder, parts)
     ages = {ident: last_used(own) for ident, own in parts.items() if ident != keep}
-    old = sorted((at, ident) for ident, at in ages.items() if at < now - days * 86400)
+    old = sorted((at, ident) for ident, at in ages.items() if at < before)
     sizes = {ident: size_of(folder.parent, own) for ident, own in parts.items()} if old else {}
     total, removed, troubles = sum(sizes.values()), list[str](), list[str]()
     for at, ident in old:
@@ -4587,7 +4615,7 @@ class Journal:
         for line in lines:
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if is_row(row):
                 self.rows.append(row)
@@ -12599,7 +12627,7 @@ class Person:
             return
         self.editor = readline
         readline.set_history_length(1000)
-        if self.history is not None and self.history.exists():
+        if self.history is not None and os.path.lexists(self.history):
             try:
                 readline.read_history_file(self.history)
             except OSError as error:
@@ -12607,7 +12635,7 @@ class Person:
 
     def save_history(self) -> None:
         """Keep the history, 0600."""
-        if self.editor is None or self.history is None or not self.history.parent.exists():
+        if self.editor is None or self.history is None or not os.path.lexists(self.history.parent):
             return
         try:
             write_private(self.history, "")
@@ -12793,15 +12821,13 @@ class Repl:
 
     def do_undo(self, argument: str) -> None:
         """take back the last turn, or the last N: files and messages: /undo [N]"""
-        if argument and not argument.isdecimal():
-            raise UsageError(f"/undo takes a number of turns, not {argument!r}")
-        self.agent.undo(int(argument or 1), lambda line: self.screen.line(visible(line)))
+        self.agent.undo(turn_count("undo", argument or "1"), self.screen.line)
 
     def do_jobs(self, argument: str) -> None:
         """list what runs in the background, or end it: /jobs [end [PID]]"""
         host = self.agent.workspace.host
         word, _, number = argument.partition(" ")
-        if argument and (word != "end" or (number and not number.strip().isdecimal())):
+        if argument and (word != "end" or not re.fullmatch(r" *\d{0,9}", number)):
             raise UsageError("it is /jobs, /jobs end, or /jobs end PID")
         jobs = dict(host.jobs())
         wanted = [int(number)] if number else list(jobs) if word else []
@@ -12839,9 +12865,7 @@ class Repl:
 
     def do_fork(self, argument: str) -> None:
         """go on in a copy, without the last N turns; files stay as they are: /fork [N]"""
-        if argument and not argument.isdecimal():
-            raise UsageError(f"/fork takes a number of turns, not {argument!r}")
-        path, without = self.kept(), int(argument or 0)
+        path, without = self.kept(), turn_count("fork", argument or "0")
         if not path.exists():
             raise UsageError("there is nothing to copy yet")
         self.agent.session.save()
@@ -12862,9 +12886,10 @@ class Repl:
 
     def switch(self, session: Session) -> None:
         """Let go of the present session and go on in another; settings stay."""
-        before = self.agent.session
-        self.agent.use_session(session)
-        before.close()
+        with self.agent.signals:  # none leaves the agent between the two
+            before = self.agent.session
+            self.agent.use_session(session)
+            before.close()
         show_resumed(self.agent, self.screen)
 
     def do_rename(self, argument: str) -> None:
@@ -12882,6 +12907,8 @@ class Repl:
         agent = self.agent
         path = agent.workspace.safe_path(argument or f"session-{agent.session.id}.md")
         name = agent.workspace.relative(path)
+        if path.is_dir():
+            raise UsageError(f"{name} is a folder: /export FILE names a file")
         text = agent.mask(visible("\n\n".join(markdown(agent.session)) + "\n"))
         folder = agent.workspace.folder(path)
         try:
@@ -12900,6 +12927,13 @@ class Repl:
     def do_exit(self, _: str) -> None:
         """leave (also exit, Ctrl-D)"""
         self.leaving = True
+
+
+def turn_count(command: str, argument: str) -> int:
+    """How many turns a command is to work on. Raises UsageError."""
+    if not re.fullmatch(r"\d{1,9}", argument):
+        raise UsageError(f"/{command} takes a number of turns, not {argument[:80]!r}")
+    return int(argument)
 
 
 FORKED = "[note: this is a copy of the conversation without its end; files may have changed since]"
@@ -12942,8 +12976,12 @@ SHOWN_EXCHANGE = (8, 1000)  # lines and characters of a prompt, and of an answer
 
 def show_resumed(agent: Agent, screen: Screen, *, exchange: bool = True) -> None:
     """Where a session stands that is gone on with, and what was said last in it."""
-    messages, title = agent.transcript.messages, first_line(agent.session.header["title"])
-    screen.line(f"agent: going on with {agent.session.id}, {len(messages)} messages: {title}")
+    messages, title = (
+        agent.transcript.messages,
+        first_line(agent.session.header["title"] or agent.task),
+    )
+    where = f"agent: going on with {agent.session.id}, {len(messages)} messages"
+    screen.line(f"{where}: {title}" if title else where)
     if not exchange:
         return
     began = (agent.session.header["turns"] or [0])[-1]
@@ -13499,7 +13537,7 @@ def run_repl(agent: Agent, person: Person, *, resumed: bool = False) -> int:
     if resumed:
         show_resumed(agent, screen)
     code = Repl(agent, person).run()
-    if agent.session.path is not None and agent.session.path.exists():
+    if agent.session.path is not None and os.path.lexists(agent.session.path):
         screen.line(f"to come back: agent --resume {agent.session.id}")
     return code
 

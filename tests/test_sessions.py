@@ -1,6 +1,7 @@
 """Section 3: one JSON file a session, saved whole or not at all, and held by one process."""
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -1243,6 +1244,18 @@ def test_what_is_open_kept_or_behind_a_link_is_not_pruned(folder, child, tmp_pat
     (folder.parent / "undo" / MIDDLE).symlink_to(tmp_path / "precious")
     assert prune_sessions(folder, NOW, keep=NEW, most=0) == ""
     assert all(map(Path.exists, [*held, *kept, tmp_path / "precious" / "file"]))
+
+
+def test_only_one_process_prunes_at_a_time(folder):
+    old_session(folder, OLD, 40)
+    other = os.open(folder, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    assert (prune_sessions(folder, NOW, most=0), [p.stem for p in folder.glob("*.json")]) == (
+        "",
+        [OLD],
+    )
+    os.close(other)
+    assert prune_sessions(folder, NOW, most=0) != ""
 
 
 def test_folders_of_sessions_that_are_gone_are_pruned_too(folder):
