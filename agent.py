@@ -12843,10 +12843,7 @@ class Repl:
 
     def do_sessions(self, _: str) -> None:
         """list this project's sessions"""
-        if self.agent.session.folder is None:
-            self.screen.line("agent: nothing is kept in this session")
-            return
-        show_sessions(self.agent.session.folder, self.screen)
+        show_sessions(self.agent.workspace.root, self.screen)
 
     def do_resume(self, argument: str) -> None:
         """go on with another session, else the newest that is free: /resume [ID]"""
@@ -12913,13 +12910,15 @@ class Repl:
         folder = agent.workspace.folder(path)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            file = open(os.open(path.name, flags, 0o600, dir_fd=folder), "wb")
+            with open(os.open(path.name, flags, 0o600, dir_fd=folder), "wb") as file:
+                file.write(text.encode("utf-8", "replace"))
         except FileExistsError as error:
             raise UsageError(f"{name} is there already: /export FILE names another") from error
+        except OSError:  # a full disk: half a file would only stand in the way
+            remove_if_there(path.name, folder)
+            raise
         finally:
             os.close(folder)
-        with file:
-            file.write(text.encode("utf-8", "replace"))
         self.screen.line(
             f"wrote {visible(name)}; it may hold private things: read it before you share it"
         )
@@ -13042,9 +13041,11 @@ def call_row(call: Message, result: str) -> str:
     return f"- `{line.replace('`', chr(39))}`: {first_line(result)}"
 
 
-def show_sessions(folder: Path, screen: Screen) -> None:
-    """`id  age  messages  first prompt`, newest first."""
-    entries, notices = list_sessions(folder)
+def show_sessions(root: Path, screen: Screen) -> None:
+    """`id  age  messages  first prompt`, newest first. Raises SessionError."""
+    if trouble := state_trouble(root):
+        raise SessionError(trouble)
+    entries, notices = list_sessions(root / ".agent" / "sessions")
     for entry in entries:
         age = age_text(time.time() - entry.updated)
         note = f"  [{entry.note}]" if entry.note else ""
@@ -13053,7 +13054,7 @@ def show_sessions(folder: Path, screen: Screen) -> None:
     for notice in notices:
         screen.line(f"agent: {notice}")
     if not entries:
-        above = sessions_above(folder.parent.parent)
+        above = sessions_above(root)
         screen.line(f"agent: no sessions in this project yet{above and f'; above it: {above}'}")
 
 
@@ -13368,10 +13369,8 @@ def show_list(settings: Settings, flags: argparse.Namespace, screen: Screen) -> 
     root = workspace_root(settings)
     if flags.explain_permission is not None:
         explain_permission(settings, flags.explain_permission, screen)
-    elif trouble := state_trouble(root):
-        raise SessionError(trouble)
     else:
-        show_sessions(root / ".agent" / "sessions", screen)
+        show_sessions(root, screen)
     if screen.failure:
         raise AgentError(f"the list could not be written: {screen.failure}")
     return 0

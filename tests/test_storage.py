@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import stat
@@ -1128,6 +1129,21 @@ def test_an_export_is_readable_whatever_was_said(tmp_path, said, kept):
     assert text.startswith("# a\n\nSession ")
     assert f"\n## User\n\n{kept}\n\n## Assistant\n\n- `None()`: \n- `x()`: \n" in text
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["x.md"]
+
+
+def test_an_export_that_the_disk_does_not_take_leaves_nothing(tmp_path):
+    session = new_session(None, {}, NOW)
+    session.transcript.replace([SYSTEM, {"role": "user", "content": "x" * 100_000}])
+    repl, err = prompt_of(new_agent("http://127.0.0.1:9/v1", tmp_path, session))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        repl.take("/export x.md")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large" in err.getvalue() and list(tmp_path.iterdir()) == []
+    repl.take("/export x.md")
+    assert (tmp_path / "x.md").stat().st_size > 100_000
 
 
 @pytest.mark.parametrize("line", ["/rename other", "/fork"])
