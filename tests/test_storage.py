@@ -545,6 +545,24 @@ def test_a_session_on_a_read_only_disk_is_left_as_it_is_and_the_work_goes_on(run
     assert path.read_bytes() != before
 
 
+def test_a_folder_that_can_not_be_read_is_said_and_the_work_goes_on(run_agent, workspace):
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        pytest.skip("bubblewrap is missing: root may read everything")
+    put_session(workspace, OLD, talk("older?", "older."))
+    folder = workspace / ".agent" / "sessions"
+    folder.chmod(0)
+    anyone = [bwrap, "--unshare-user", "--uid", "1000", "--gid", "1000", "--dev-bind", "/", "/"]
+    with FlakyServer(["ok"]) as server:
+        done = run_agent("hello", server=server, under=anyone)
+        again = run_agent("--resume", "go on", server=server, under=anyone)
+    listed = run_agent("--sessions", under=anyone)
+    folder.chmod(0o700)
+    assert [run.returncode for run in (done, again, listed)] == [0, 1, 1], done.stderr
+    for run in (done, again, listed):
+        assert len(lines_with(run.stderr, "sessions can not be read")) == 1, run.stderr
+
+
 # -- several processes ---------------------------------------------------------------------------
 
 
