@@ -1224,6 +1224,8 @@ def state_trouble(root: Path) -> str:
             reason = "belongs to another user"
         elif told.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             reason = "can be written by others"
+        elif not os.access(folder, os.R_OK | os.X_OK):
+            reason = "can not be read"
         if reason:
             return f"{folder} {reason}, so nothing is kept there"
     return ""
@@ -1381,7 +1383,9 @@ class Session:
         self.folder = folder
         self.lock: int | None = None
         self.damaged = False  # the file still is what could not be read: no backup of that
-        self.unwritten: list[Message] = []  # of the archive: what no file holds
+        held = clean_all(self.header.pop("unarchived", []))
+        # Of the archive, what its file does not hold; the session's own file does until then.
+        self.unwritten: list[Message] = held if is_messages(held) else []
 
     @property
     def id(self) -> str:
@@ -1402,10 +1406,13 @@ class Session:
             if self.lock is not None:
                 os.close(self.lock)
                 self.lock = hold(self.path.with_suffix(".lock"))
-        if self.unwritten:
-            self.archive([])
         self.header["updated"] = round(time.time(), 3)
-        head = self.transcript.mask(json.dumps(self.header, ensure_ascii=False)[:-1])
+        header = self.header
+        try:
+            self.archive([])
+        except OSError:  # a folder in its place, say
+            header = {**header, "unarchived": self.unwritten}
+        head = self.transcript.mask(json.dumps(header, ensure_ascii=False)[:-1])
         lines = self.transcript.lines() or [""]
         lines[0] = f"{head}{MESSAGES}{lines[0]}"
         lines[-1] += "\n]}\n"
@@ -1429,7 +1436,7 @@ class Session:
         """
         self.unwritten += messages
         path = self.archive_path
-        if path is None:
+        if path is None or not self.unwritten:
             return
         text = "".join(encode(message) + "\n" for message in self.unwritten)
         with open(open_ours(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
@@ -1441,14 +1448,30 @@ class Session:
 
     def archived(self) -> Iterator[Message]:
         """What compaction removed, oldest first."""
+        for line in self._archive_lines():
+            yield from message_in(line)
+        yield from self.unwritten
+
+    def archived_ids(self) -> set[str]:
+        """The ids of the calls that compaction removed; no line is parsed for that."""
+        unwritten = (encode(message).encode("utf-8", "replace") for message in self.unwritten)
+        lines = itertools.chain(self._archive_lines(), unwritten)
+        found = (ident for line in lines for ident in re.findall(rb'"id": ?"([^"\\]+)"', line))
+        return {ident.decode("utf-8", "replace") for ident in found}
+
+    def _archive_lines(self) -> Iterator[bytes]:
+        """Those that count; none where there is no file that can be read."""
         path = self.archive_path
-        if path is not None and path.exists():
-            with open(open_ours(path, os.O_RDONLY), "rb") as file:
+        try:
+            descriptor = open_ours(path, os.O_RDONLY) if path is not None else None
+        except OSError:
+            return
+        if descriptor is not None:
+            with open(descriptor, "rb") as file:
                 left = self._counted(file)
                 while left > 0 and (line := file.readline()):
                     left -= len(line)
-                    yield from message_in(line)
-        yield from self.unwritten
+                    yield line
 
     def _counted(self, file: BinaryIO) -> int:
         """The bytes of the archive that count: all, where an older version did not say."""
@@ -1459,10 +1482,14 @@ class Session:
         """Let other processes have it; a session that never began leaves no file."""
         if self.lock is None or self.path is None:
             return
-        if not self.path.exists():
-            self.path.with_suffix(".lock").unlink(missing_ok=True)
-        os.close(self.lock)
-        self.lock = None
+        try:
+            if not os.path.lexists(self.path):
+                self.path.with_suffix(".lock").unlink(missing_ok=True)
+        except OSError:  # a disk that is read-only by now; a later start sweeps it
+            return
+        finally:
+            os.close(self.lock)
+            self.lock = None
 
 
 def keep_as(path: Path, name: str) -> None:
@@ -1476,17 +1503,25 @@ def keep_as(path: Path, name: str) -> None:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
         write_private(path.with_name(name), read_plain(path))  # a disk without hard links
-    finally:
+    finally:  # the rename does nothing where both names are of one file already
+        remove_if_there(f"{name}.tmp", folder)
         os.close(folder)
 
 
 def message_in(line: bytes) -> list[Message]:
     """The message on a line of an archive, none when the line is damaged."""
     try:
-        value = json.loads(line)
+        value = [clean_all(json.loads(line))]
     except (ValueError, RecursionError):
         return []
-    return [value] if isinstance(value, dict) else []
+    return value if is_messages(value) else []
+
+
+def is_messages(value: Any) -> bool:
+    """Whether this is a list of what may be taken for messages."""
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and isinstance(each.get("role"), str) for each in value
+    )
 
 
 def new_session(folder: Path | None, header: Mapping[str, Any], now: float) -> Session:
@@ -1498,7 +1533,8 @@ def new_session(folder: Path | None, header: Mapping[str, Any], now: float) -> S
         session = Session(Transcript(), {**base, "archived": 0, **header}, folder)
         if session.path is None:
             return session
-        session.lock = None if session.path.exists() else hold(session.path.with_suffix(".lock"))
+        taken = os.path.lexists(session.path)
+        session.lock = None if taken else hold(session.path.with_suffix(".lock"))
         if session.lock is not None:
             return session
 
@@ -1664,7 +1700,9 @@ def unkept_session(path: Path, error: SessionError) -> tuple[Session, list[str]]
         raise error
     (header, healed, notes), damage = or_backup(read_healed, path)
     notes = [*filter(None, [damage]), *notes, f"{error}; from here on this session is not kept"]
-    return Session(Transcript(healed), header, None), notes
+    kept, session = (Session(Transcript(healed), header, at) for at in (path.parent, None))
+    session.unwritten = list(kept.archived())
+    return session, notes
 
 
 def resume_session(
@@ -1686,21 +1724,27 @@ def resume_session(
         if path.stem == beside:
             raise SessionError(f"session {beside} is the one that you are in")
         check(path)
-        return take(path)
-    notices, held = [], []
+        try:
+            return take(path)
+        except DamagedSession as error:
+            others = "; agent --resume takes another one" if newest_first(folder, path.stem) else ""
+            raise SessionError(f"{error}{others}") from error
+    session: Session | None = None
+    notices, held, notes = list[str](), list[str](), list[str]()
     for path in newest_first(folder, beside):
         try:
             check(path)
             session, notes = take(path)
+            break
+        except HeldSession as error:
+            held.append(str(error))
         except SessionError as error:
             notices.append(f"skipped: {error}")
-            held += [error] if isinstance(error, HeldSession) else []
-            continue
-        return session, notices + notes
-    if held and len(held) == len(notices):
+    if held:
         more = f"; {len(held) - 1} more are open elsewhere too" if held[1:] else ""
-        notices = [f"no session is free: {held[0]} (agent --resume --fork){more}"]
-    return None, notices
+        what = "skipped" if session or notices else "no session is free"
+        notices.append(f"{what}: {held[0]}{more}")
+    return session, notices + notes
 
 
 def newest_first(folder: Path, beside: str = "") -> list[Path]:
@@ -1814,10 +1858,10 @@ def without_turns(header: dict[str, Any], messages: list[Message], count: int) -
 def copy_archive(path: Path, session: Session) -> None:
     """Give a copy what compaction removed from the original, and save it. Raises OSError."""
     archive = path.with_suffix(".archive.jsonl")
-    if session.path is None or not os.path.lexists(archive):
+    if session.path is None or not archive.is_file():
         return
     size = session.header.get("archived")  # what is behind that belongs to no compaction
-    data = read_plain(archive)[: size if type(size) is int else None]
+    data = read_plain(archive)[: size if type(size) is int and size >= 0 else None]
     write_private(session.path.with_suffix(".archive.jsonl"), data)
     session.save()
 
@@ -1841,10 +1885,25 @@ def prune_sessions(
     Never a session that a process has open. What a kill left of a save goes too, without a word.
     Raises OSError and SessionError.
     """
+    try:
+        alone = folder_of_ours(folder / "-")
+    except FileNotFoundError:
+        return ""
+    try:
+        fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two at once would remove too much
+        return prune_oldest(folder, now - days * 86400, keep, days=days, most=most)
+    except BlockingIOError:
+        return ""
+    finally:
+        os.close(alone)
+
+
+def prune_oldest(folder: Path, before: float, keep: str, *, days: float, most: int) -> str:
+    """What `prune_sessions` does and says."""
     parts = session_parts(folder.parent)
     sweep_sessions(folder, parts)
     ages = {ident: last_used(own) for ident, own in parts.items() if ident != keep}
-    old = sorted((at, ident) for ident, at in ages.items() if at < now - days * 86400)
+    old = sorted((at, ident) for ident, at in ages.items() if at < before)
     sizes = {ident: size_of(folder.parent, own) for ident, own in parts.items()} if old else {}
     total, removed, troubles = sum(sizes.values()), list[str](), list[str]()
     for at, ident in old:
@@ -4561,7 +4620,7 @@ class Journal:
         for line in lines:
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if is_row(row):
                 self.rows.append(row)
@@ -10466,19 +10525,17 @@ class Agent:
         turns = header["turns"]
         turns[:] = [at if type(at) is int else 0 for at in turns]
         self.hosts, self.approved, self.notes, self.lost = set(), [], [], set()
-        self.task, self.compact_floor = self.last_prompt(), 0.0
-        root, before = str(self.workspace.root), header.get("root")
-        if isinstance(before, str) and before not in ("", root):
-            self.notes.append(MOVED.format(before=before, root=root))
-        header.update(root=root, model=self.client.model, base_url=self.client.endpoint)
+        self.task, self.compact_floor, self.poor = self.last_prompt(), 0.0, 0
+        header.update(model=self.client.model, base_url=self.client.endpoint)
         self.client.forget_projection()
         self.workspace.seen = header["files"]
         header.setdefault("mode", self.mode)  # the last one that the model was told
         state = session.folder.parent if session.folder is not None else None
-        if self.shell is not None and state is not None:
-            self.shell.output_folder = state / "output" / session.id
+        if self.shell is not None:
+            self.shell.output_folder = state / "output" / session.id if state is not None else None
         self.workspace.journal.open(state / "undo" / session.id if state is not None else None)
         self.workspace.journal.turn = len(turns)
+        self.transcript.call_ids |= session.archived_ids()
         self.transcript.mask_with(self.mask)
         self.transcript.set_system(self.system_text())
 
@@ -10781,14 +10838,17 @@ class Agent:
         known = dict.fromkeys([*project_folders(self.workspace.root), *self.memory])
         self.notes += self.read_notes(known)
         self.warn_invisible("AGENTS.md", sum(memo.invisible for memo in self.memory.values()))
-        if self.session.header.get("mode") != self.mode:
+        header, root = self.session.header, str(self.workspace.root)
+        before = header.get("root")
+        if isinstance(before, str) and before not in ("", root):
+            self.notes.insert(0, MOVED.format(before=before, root=root))
+        if header.get("mode") != self.mode:
             self.notes.append(f"{MODE_NOTE} {self.mode}. {self.mode_text()}]")
-            self.session.header["mode"] = self.mode
+        header.update(root=root, mode=self.mode)  # as the model was told
         self.budgets.begin()
         self.notes += filter(None, [self.budgets.note()])
         self.nudges = {}
         self.watch_loops()
-        header = self.session.header
         header["title"] = header.get("title") or first_line(clean(prompt))
         with self.signals:
             ours, self.task, self.notes = "".join(f"{n}\n" for n in self.notes), prompt, []
@@ -11527,8 +11587,8 @@ class Agent:
             return False
         self.put_in_place(work, made)
         sizes = {"messages_before": len(work.messages), "messages_after": len(made)}
-        path = self.session.archive_path
-        kept = self.workspace.relative(path) if path and not self.session.unwritten else ""
+        path = self.session.path if self.session.unwritten else self.session.archive_path
+        kept = self.workspace.relative(path) if path else ""
         self.emit("compacted", **sizes, tokens_before=before, tokens_after=after, archive=kept)
         return True
 
@@ -12639,7 +12699,7 @@ class Person:
             return
         self.editor = readline
         readline.set_history_length(1000)
-        if self.history is not None and self.history.exists():
+        if self.history is not None and os.path.lexists(self.history):
             try:
                 readline.read_history_file(self.history)
             except OSError as error:
@@ -12647,7 +12707,7 @@ class Person:
 
     def save_history(self) -> None:
         """Keep the history, 0600."""
-        if self.editor is None or self.history is None or not self.history.parent.exists():
+        if self.editor is None or self.history is None or not os.path.lexists(self.history.parent):
             return
         try:
             write_private(self.history, "")
@@ -12833,15 +12893,13 @@ class Repl:
 
     def do_undo(self, argument: str) -> None:
         """take back the last turn, or the last N: files and messages: /undo [N]"""
-        if argument and not argument.isdecimal():
-            raise UsageError(f"/undo takes a number of turns, not {argument!r}")
-        self.agent.undo(int(argument or 1), lambda line: self.screen.line(visible(line)))
+        self.agent.undo(turn_count("undo", argument or "1"), self.screen.line)
 
     def do_jobs(self, argument: str) -> None:
         """list what runs in the background, or end it: /jobs [end [PID]]"""
         host = self.agent.workspace.host
         word, _, number = argument.partition(" ")
-        if argument and (word != "end" or (number and not number.strip().isdecimal())):
+        if argument and (word != "end" or not re.fullmatch(r" *\d{0,9}", number)):
             raise UsageError("it is /jobs, /jobs end, or /jobs end PID")
         jobs = dict(host.jobs())
         wanted = [int(number)] if number else list(jobs) if word else []
@@ -12857,10 +12915,7 @@ class Repl:
 
     def do_sessions(self, _: str) -> None:
         """list this project's sessions"""
-        if self.agent.session.folder is None:
-            self.screen.line("agent: nothing is kept in this session")
-            return
-        show_sessions(self.agent.session.folder, self.screen)
+        show_sessions(self.agent.workspace.root, self.screen)
 
     def do_resume(self, argument: str) -> None:
         """go on with another session, else the newest that is free: /resume [ID]"""
@@ -12879,18 +12934,16 @@ class Repl:
 
     def do_fork(self, argument: str) -> None:
         """go on in a copy, without the last N turns; files stay as they are: /fork [N]"""
-        if argument and not argument.isdecimal():
-            raise UsageError(f"/fork takes a number of turns, not {argument!r}")
-        path, without = self.kept(), int(argument or 0)
+        path, without = self.kept(), turn_count("fork", argument or "0")
         if not path.exists():
             raise UsageError("there is nothing to copy yet")
         self.agent.session.save()
         session, notes = fork_session(path, without)
         for note in notes:
             self.screen.line(f"agent: {note}")
+        untold = self.agent.notes
         self.switch(session)
-        if without:
-            self.agent.notes.append(FORKED)
+        self.agent.notes += [*untold, *([FORKED] if without else [])]
         self.agent.save()
         self.screen.line(f"the conversation before stays as session {path.stem}")
 
@@ -12902,9 +12955,10 @@ class Repl:
 
     def switch(self, session: Session) -> None:
         """Let go of the present session and go on in another; settings stay."""
-        before = self.agent.session
-        self.agent.use_session(session)
-        before.close()
+        with self.agent.signals:  # none leaves the agent between the two
+            before = self.agent.session
+            self.agent.use_session(session)
+            before.close()
         show_resumed(self.agent, self.screen)
 
     def do_rename(self, argument: str) -> None:
@@ -12922,17 +12976,21 @@ class Repl:
         agent = self.agent
         path = agent.workspace.safe_path(argument or f"session-{agent.session.id}.md")
         name = agent.workspace.relative(path)
-        text = agent.mask("\n\n".join(markdown(agent.session)) + "\n")
+        if path.is_dir():
+            raise UsageError(f"{name} is a folder: /export FILE names a file")
+        text = agent.mask(visible("\n\n".join(markdown(agent.session)) + "\n"))
         folder = agent.workspace.folder(path)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            file = open(os.open(path.name, flags, 0o600, dir_fd=folder), "wb")
+            with open(os.open(path.name, flags, 0o600, dir_fd=folder), "wb") as file:
+                file.write(text.encode("utf-8", "replace"))
         except FileExistsError as error:
             raise UsageError(f"{name} is there already: /export FILE names another") from error
+        except OSError:  # a full disk: half a file would only stand in the way
+            remove_if_there(path.name, folder)
+            raise
         finally:
             os.close(folder)
-        with file:
-            file.write(text.encode("utf-8", "replace"))
         self.screen.line(
             f"wrote {visible(name)}; it may hold private things: read it before you share it"
         )
@@ -12940,6 +12998,13 @@ class Repl:
     def do_exit(self, _: str) -> None:
         """leave (also exit, Ctrl-D)"""
         self.leaving = True
+
+
+def turn_count(command: str, argument: str) -> int:
+    """How many turns a command is to work on. Raises UsageError."""
+    if not re.fullmatch(r"\d{1,9}", argument):
+        raise UsageError(f"/{command} takes a number of turns, not {argument[:80]!r}")
+    return int(argument)
 
 
 FORKED = "[note: this is a copy of the conversation without its end; files may have changed since]"
@@ -12982,8 +13047,12 @@ SHOWN_EXCHANGE = (8, 1000)  # lines and characters of a prompt, and of an answer
 
 def show_resumed(agent: Agent, screen: Screen, *, exchange: bool = True) -> None:
     """Where a session stands that is gone on with, and what was said last in it."""
-    messages, title = agent.transcript.messages, agent.session.header["title"]
-    screen.line(f"agent: going on with {agent.session.id}, {len(messages)} messages: {title}")
+    messages, title = (
+        agent.transcript.messages,
+        first_line(agent.session.header["title"] or agent.task),
+    )
+    where = f"agent: going on with {agent.session.id}, {len(messages)} messages"
+    screen.line(f"{where}: {title}" if title else where)
     if not exchange:
         return
     began = (agent.session.header["turns"] or [0])[-1]
@@ -13004,12 +13073,13 @@ def markdown(session: Session) -> Iterator[str]:
     results: dict[str, str] = {}
     for message in messages:
         if message["role"] == "tool":
-            results.setdefault(message["tool_call_id"], text_of(message["content"]))
-    yield f"# {session.header.get('title') or 'A session'}"
+            results.setdefault(str(message.get("tool_call_id")), text_of(message.get("content")))
+    yield f"# {first_line(str(session.header.get('title') or 'A session'))}"
     yield f"Session {session.id}, with {session.header.get('model') or 'no model'}."
     spoke, told = "", set[str]()
     for message in messages:
-        content, ids = text_of(message.get("content")).strip(), {c["id"] for c in calls_of(message)}
+        content = closed_fence(text_of(message.get("content")).replace("\r\n", "\n").strip())
+        ids = {str(call.get("id")) for call in calls_of(message)}
         if message["role"] in ("system", "tool") or ids & told:
             continue
         told |= ids
@@ -13020,29 +13090,43 @@ def markdown(session: Session) -> Iterator[str]:
         spoke = by
         if content:
             yield content
-        rows = [call_row(call, results.get(call["id"], "")) for call in calls_of(message)]
+        rows = [call_row(call, results.get(str(call.get("id")), "")) for call in calls_of(message)]
         if rows:
             yield "\n".join(rows)
 
 
+def closed_fence(text: str) -> str:
+    """Markdown whose last block of code comes to an end, so that what follows is not part of it."""
+    fence = ""
+    for mark, rest in re.findall(r"(?m)^ {0,3}(`{3,}|~{3,})(.*)$", text):
+        if not fence:
+            fence = "" if mark[0] == "`" and "`" in rest else mark
+        elif mark.startswith(fence) and not rest.strip():
+            fence = ""
+    return f"{text}\n{fence}".rstrip("\n")
+
+
 def call_row(call: Message, result: str) -> str:
     """A call and the beginning of its result as an item of a list."""
-    line = call_line(call["function"]["name"], read_json_object(call["function"]["arguments"])[0])
-    return f"- `{line.replace('`', chr(39))}`: {visible(first_line(result))}"
+    function = object_in(call, "function")
+    line = call_line(str(function.get("name")), read_json_object(function.get("arguments"))[0])
+    return f"- `{line.replace('`', chr(39))}`: {first_line(result)}"
 
 
-def show_sessions(folder: Path, screen: Screen) -> None:
-    """`id  age  messages  first prompt`, newest first."""
-    entries, notices = list_sessions(folder)
+def show_sessions(root: Path, screen: Screen) -> None:
+    """`id  age  messages  first prompt`, newest first. Raises SessionError."""
+    if trouble := state_trouble(root):
+        raise SessionError(trouble)
+    entries, notices = list_sessions(root / ".agent" / "sessions")
     for entry in entries:
         age = age_text(time.time() - entry.updated)
         note = f"  [{entry.note}]" if entry.note else ""
-        row = f"{entry.id}  {age:>4}  {entry.messages:>4}  {entry.title}{note}"
+        row = f"{entry.id}  {age:>4}  {entry.messages:>4}  {first_line(entry.title)}{note}"
         screen.write(screen.out, visible(row) + "\n")
     for notice in notices:
         screen.line(f"agent: {notice}")
     if not entries:
-        above = sessions_above(folder.parent.parent)
+        above = sessions_above(root)
         screen.line(f"agent: no sessions in this project yet{above and f'; above it: {above}'}")
 
 
@@ -13357,10 +13441,8 @@ def show_list(settings: Settings, flags: argparse.Namespace, screen: Screen) -> 
     root = workspace_root(settings)
     if flags.explain_permission is not None:
         explain_permission(settings, flags.explain_permission, screen)
-    elif trouble := state_trouble(root):
-        raise SessionError(trouble)
     else:
-        show_sessions(root / ".agent" / "sessions", screen)
+        show_sessions(root, screen)
     if screen.failure:
         raise AgentError(f"the list could not be written: {screen.failure}")
     return 0
@@ -13526,7 +13608,7 @@ def run_repl(agent: Agent, person: Person, *, resumed: bool = False) -> int:
     if resumed:
         show_resumed(agent, screen)
     code = Repl(agent, person).run()
-    if agent.session.path is not None and agent.session.path.exists():
+    if agent.session.path is not None and os.path.lexists(agent.session.path):
         screen.line(f"to come back: agent --resume {agent.session.id}")
     return code
 

@@ -1,6 +1,7 @@
 """Section 3: one JSON file a session, saved whole or not at all, and held by one process."""
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from agent import (
     Transcript,
     allow_tracked,
     build_agent,
+    calls_of,
     fork_session,
     hold,
     list_sessions,
@@ -410,6 +412,14 @@ ODD_HEADERS = [
     pytest.param({"created": "x", "updated": []}, id="times"),
     pytest.param({"title": ["a"]}, id="title"),
     pytest.param({"version": 1.0}, id="version 1.0"),
+    pytest.param({"turns": ["x", -5, 10**12, None, True]}, id="turns"),
+    pytest.param({"turns": {"a": 1}}, id="turns as an object"),
+    pytest.param({"notes": ["../..", "/etc", "\0", "a" * 5000, 5]}, id="notes"),
+    pytest.param({"root": ["x"], "model": 5, "base_url": {}}, id="information"),
+    pytest.param({"archived": -5}, id="archived below zero"),
+    pytest.param({"archived": "all"}, id="archived as text"),
+    pytest.param({"unarchived": [5, {"role": 1}]}, id="unarchived"),
+    pytest.param({"usage": [], "files": [1], "title": 5}, id="lists"),
 ]
 
 
@@ -887,6 +897,45 @@ def test_what_a_crash_left_in_the_archive_does_not_count_and_is_cut_off(folder):
     again.close()
 
 
+def test_an_archive_that_can_not_be_written_keeps_no_session_from_being_saved(folder):
+    session = new_session(folder, {}, NOW)
+    blocked = folder / f"{session.id}.archive.jsonl"
+    blocked.mkdir()
+    session.transcript.replace(TALK)
+    session.unwritten = TALK[1:2]
+    session.save()
+    session.close()
+    copy, _ = fork_session(session.path)
+    again, notes = open_session(session.path)
+    assert (notes, list(again.archived()), list(copy.archived())) == ([], TALK[1:2], TALK[1:2])
+    blocked.rmdir()
+    again.save()
+    assert "unarchived" not in loaded(session.path)
+    assert (list(again.archived()), again.unwritten) == (TALK[1:2], [])
+    copy.close()
+    again.close()
+
+
+def test_a_call_that_was_compacted_keeps_its_id_to_itself(tmp_path, folder):
+    session = new_session(folder, {}, NOW)
+    session.transcript.replace(TALK)
+    call = {"id": "call_0", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+    session.archive([{"role": "assistant", "content": '"id":"no"', "tool_calls": [call]}])
+    session.save()
+    session.close()
+    copy, _ = fork_session(session.path)
+    for one in (copy, open_session(session.path)[0]):
+        with FlakyServer(
+            [{"call": "list_files", "id": "call_0", "arguments": {}}, "done"]
+        ) as server:
+            made = new_agent(server.url, tmp_path, one)
+            made.run("go on")
+            made.close()
+        ids = [call["id"] for message in made.transcript.messages for call in calls_of(message)]
+        assert ids and "call_0" not in ids
+        assert one.archived_ids() == {"call_0"}
+
+
 def test_removed_messages_are_added_to_the_archive_one_a_line(folder):
     session = new_session(folder, {}, NOW)
     session.archive(TALK[:2])
@@ -1195,6 +1244,18 @@ def test_what_is_open_kept_or_behind_a_link_is_not_pruned(folder, child, tmp_pat
     (folder.parent / "undo" / MIDDLE).symlink_to(tmp_path / "precious")
     assert prune_sessions(folder, NOW, keep=NEW, most=0) == ""
     assert all(map(Path.exists, [*held, *kept, tmp_path / "precious" / "file"]))
+
+
+def test_only_one_process_prunes_at_a_time(folder):
+    old_session(folder, OLD, 40)
+    other = os.open(folder, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    assert (prune_sessions(folder, NOW, most=0), [p.stem for p in folder.glob("*.json")]) == (
+        "",
+        [OLD],
+    )
+    os.close(other)
+    assert prune_sessions(folder, NOW, most=0) != ""
 
 
 def test_folders_of_sessions_that_are_gone_are_pruned_too(folder):

@@ -6,9 +6,11 @@ the end draws whole lives of a project: turns, kills at any moment, resumes, for
 
 import contextlib
 import inspect
+import io
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import stat
@@ -26,6 +28,9 @@ from hypothesis import strategies as st
 import agent
 from agent import (
     Agent,
+    Person,
+    Repl,
+    Screen,
     Session,
     SessionError,
     Settings,
@@ -120,6 +125,12 @@ def new_agent(url: str, root: Path, session: Session | None = None, **options: A
     fixed = {"model": "flaky-1", "base_url": url, "api_key": "x", "workspace": str(root)}
     made = Settings(**{**fixed, **options})
     return build_agent(made, session=session, sleep=lambda seconds: None, **extra)
+
+
+def prompt_of(agent: Agent) -> tuple[Repl, io.StringIO]:
+    """A prompt without a terminal, and what it says."""
+    err = io.StringIO()
+    return Repl(agent, Person(Screen(io.StringIO(), err), io.StringIO())), err
 
 
 def lines_with(text: str, *words: str) -> list[str]:
@@ -534,6 +545,24 @@ def test_a_session_on_a_read_only_disk_is_left_as_it_is_and_the_work_goes_on(run
     assert path.read_bytes() != before
 
 
+def test_a_folder_that_can_not_be_read_is_said_and_the_work_goes_on(run_agent, workspace):
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        pytest.skip("bubblewrap is missing: root may read everything")
+    put_session(workspace, OLD, talk("older?", "older."))
+    folder = workspace / ".agent" / "sessions"
+    folder.chmod(0)
+    anyone = [bwrap, "--unshare-user", "--uid", "1000", "--gid", "1000", "--dev-bind", "/", "/"]
+    with FlakyServer(["ok"]) as server:
+        done = run_agent("hello", server=server, under=anyone)
+        again = run_agent("--resume", "go on", server=server, under=anyone)
+    listed = run_agent("--sessions", under=anyone)
+    folder.chmod(0o700)
+    assert [run.returncode for run in (done, again, listed)] == [0, 1, 1], done.stderr
+    for run in (done, again, listed):
+        assert len(lines_with(run.stderr, "sessions can not be read")) == 1, run.stderr
+
+
 # -- several processes ---------------------------------------------------------------------------
 
 
@@ -550,8 +579,9 @@ def test_when_all_sessions_are_held_a_fork_is_offered(folder):
 def test_each_further_resume_takes_the_newest_one_that_is_left(folder):
     for ident in (OLD, MIDDLE, NEW):
         put(folder, ident)
-    opened = [resume_session(folder, "")[0] for _ in range(4)]
+    opened, told = zip(*(resume_session(folder, "") for _ in range(4)), strict=True)
     assert [session and session.id for session in opened] == [NEW, MIDDLE, OLD, None]
+    assert [len(notices) for notices in told] == [0, 1, 1, 1], told
     for session in opened[:3]:
         session.close()
 
@@ -1093,6 +1123,71 @@ def test_an_export_is_markdown_of_all_that_was_said_also_before_a_compaction(ter
     assert ((workspace / "mine.md").read_text(), path.read_text()) == ("mine\n", text)
     assert "mine.md" in taken_name and path.name in again and "x.md" in outside
     assert not (workspace.parent / "x.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        pytest.param("a\n```py\nx = 1", "a\n```py\nx = 1\n```", id="open fence"),
+        pytest.param("~~~~\n```\n~~~", "~~~~\n```\n~~~\n~~~~", id="other fence"),
+        pytest.param("```\nx\n````\n`y`", "```\nx\n````\n`y`", id="closed fence"),
+        pytest.param("```x``` is code", "```x``` is code", id="no fence"),
+        pytest.param("\x1b[31mred\r\nline", "\\u{1b}[31mred\nline", id="control characters"),
+    ],
+)
+def test_an_export_is_readable_whatever_was_said(tmp_path, said, kept):
+    session = new_session(None, {"title": "a\n# b"}, NOW)
+    session.unwritten = [{"role": "user", "content": said}, {"role": "tool"}]
+    odd = [{"id": 5, "function": 5}, {"function": {"name": "x", "arguments": "`" * 3}}]
+    session.unwritten.append({"role": "assistant", "content": 5, "tool_calls": odd})
+    repl, _ = prompt_of(new_agent("http://127.0.0.1:9/v1", tmp_path, session))
+    repl.take("/export x.md")
+    repl.take("/export .")
+    text = (tmp_path / "x.md").read_text()
+    assert text.startswith("# a\n\nSession ")
+    assert f"\n## User\n\n{kept}\n\n## Assistant\n\n- `None()`: \n- `x()`: \n" in text
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["x.md"]
+
+
+def test_an_export_that_the_disk_does_not_take_leaves_nothing(tmp_path):
+    session = new_session(None, {}, NOW)
+    session.transcript.replace([SYSTEM, {"role": "user", "content": "x" * 100_000}])
+    repl, err = prompt_of(new_agent("http://127.0.0.1:9/v1", tmp_path, session))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        repl.take("/export x.md")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large" in err.getvalue() and list(tmp_path.iterdir()) == []
+    repl.take("/export x.md")
+    assert (tmp_path / "x.md").stat().st_size > 100_000
+
+
+@pytest.mark.parametrize("line", ["/rename other", "/fork"])
+def test_what_the_model_was_not_told_yet_is_not_lost(tmp_path, folder, line):
+    path = put(folder, NEW, whole(NEW, root="/elsewhere"))
+    with FlakyServer(["ok"]) as server:
+        repl, err = prompt_of(new_agent(server.url, tmp_path, open_session(path)[0]))
+        repl.take("!echo seen")
+        repl.take(line)
+        if line != "/fork":  # a start later
+            repl.agent.close()
+            repl, err = prompt_of(new_agent(server.url, tmp_path, open_session(path)[0]))
+        repl.take("go on")
+        repl.agent.close()
+    told = server.requests[0]["messages"][-1]["content"]
+    assert "this project was at /elsewhere" in told, err.getvalue()
+    assert ("[the user ran: echo seen]" in told) == (line == "/fork")
+
+
+@pytest.mark.parametrize(
+    "line", ["/fork -1", "/undo x", "/fork " + "9" * 5000, "/undo " + "9" * 5000]
+)
+def test_what_is_no_number_of_turns_is_one_line(tmp_path, line):
+    repl, err = prompt_of(new_agent("http://127.0.0.1:9/v1", tmp_path))
+    repl.take(line)
+    assert "takes a number of turns" in err.getvalue() and len(err.getvalue()) < 200
 
 
 @pytest.mark.long
