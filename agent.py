@@ -1400,7 +1400,8 @@ class Session:
         if self.folder is not None and not self.folder.exists():  # `git clean -fdx` and the like
             state_folder(self.folder.parent.parent)
             if self.lock is not None:
-                os.close(self.lock)
+                gone, self.lock = self.lock, None  # the next one may be refused
+                os.close(gone)
                 self.lock = hold(self.path.with_suffix(".lock"))
         if self.unwritten:
             self.archive([])
@@ -1523,13 +1524,14 @@ def session_of(path: Path, data: bytes) -> tuple[dict[str, Any], list[Any]]:
         why = error if data.strip() else "it is empty"
         raise DamagedSession(f"{path.name} can not be read: {why}") from error
     value = {"messages": value} if isinstance(value, list) else value
-    version = value.get("version", SESSION_VERSION) if isinstance(value, dict) else 0
+    value = value if isinstance(value, dict) else {}
+    version = value.get("version", SESSION_VERSION)
     refuse_newer(path, version)
-    messages = value.pop("messages", None) if isinstance(value, dict) else None
+    messages = value.pop("messages", None)
     shaped = isinstance(messages, list)
     if messages and shaped and "version" not in value:  # what is not ours by its name alone
         shaped = any(isinstance(message, dict) and "role" in message for message in messages)
-    if not isinstance(messages, list) or not shaped:
+    if not shaped:
         raise DamagedSession(f"{path.name} is not a session file")
     if version != SESSION_VERSION:
         raise SessionError(f"{path.name} is of an unknown version ({version}) and is left alone")
@@ -1787,7 +1789,7 @@ def fork_session(path: Path, without: int = 0) -> tuple[Session, list[str]]:
         return unkept_session(path, error)
     session.transcript = Transcript(messages)
     try:
-        copy_archive(path, session)
+        session.unwritten = [*Session(Transcript(), header, path.parent).archived()]
     except OSError as error:
         session.close()
         raise SessionError(f"the archive can not be copied: {error.strerror}") from error
@@ -1809,17 +1811,6 @@ def without_turns(header: dict[str, Any], messages: list[Message], count: int) -
         raise SessionError("that turn was compacted: a copy can not begin there")
     header["turns"] = turns[:-count]
     return messages[:at]
-
-
-def copy_archive(path: Path, session: Session) -> None:
-    """Give a copy what compaction removed from the original, and save it. Raises OSError."""
-    archive = path.with_suffix(".archive.jsonl")
-    if session.path is None or not os.path.lexists(archive):
-        return
-    size = session.header.get("archived")  # what is behind that belongs to no compaction
-    data = read_plain(archive)[: size if type(size) is int else None]
-    write_private(session.path.with_suffix(".archive.jsonl"), data)
-    session.save()
 
 
 # What belongs to a session in `sessions/`; `undo/` and `output/` have a folder of its id.
