@@ -2961,12 +2961,11 @@ class Client:
         self.key = settings.api_key or ""
         self.prices: Mapping[str, Price] = settings.prices
         self.listed: dict[str, Price] = {}  # prices that the endpoint tells
-        self.filled = (0, False)  # tokens of the last request with its reply; estimated or not
         self.emit = emit
         self.sleep = sleep
         self.clock = clock
         self.jitter = jitter or (lambda: int.from_bytes(os.urandom(2)) / 65536)
-        self._learned: dict[tuple[str, str], set[str]] = {}  # by endpoint and model
+        self.quirks: dict[tuple[str, str], set[str]] = {}  # learned, by endpoint and model
         self.reused = False  # the connection has carried a request before
         self.warned = False
         self.shown: list[str] = []  # the text of the reply that is on its way
@@ -3017,11 +3016,7 @@ class Client:
         """What this endpoint wants of requests for the present model (ADAPTATIONS)."""
         rows = PROVIDERS.values()
         known = next((row.quirks for row in rows if row.base_url == self.endpoint), ())
-        return self._learned.setdefault((self.endpoint, self.model), set(known))
-
-    def learned_before(self, other: Client) -> None:
-        """Take over what the client of another endpoint has learned, for the way back."""
-        self._learned = other._learned
+        return self.quirks.setdefault((self.endpoint, self.model), set(known))
 
     def body(self, transcript: Transcript, tools: str, *, stream: bool = True) -> bytes:
         """The encoded request; `tools` is a JSON list, "" for none. Messages come last."""
@@ -3047,7 +3042,6 @@ class Client:
     def forget_projection(self) -> None:
         """After a switch, an adaptation or a compaction: what was encoded for sending is stale."""
         self._projected.clear()
-        self.filled = (0, False)
 
     def complete(
         self,
@@ -10353,11 +10347,6 @@ class Budgets:
 class Agent:
     """One conversation: the session, the client, the tools and the loop that joins them."""
 
-    metered: tuple[Any, ...] = ()  # what the server counted of the last request
-    poor = 0  # compactions in a row that freed little
-    compact_floor = 0.0  # after such a one: no other below this fullness
-    summary_seconds = SUMMARY_SECONDS
-
     def __init__(
         self,
         settings: Settings,
@@ -10371,12 +10360,12 @@ class Agent:
         self.session = Session(Transcript(), {"id": ""}, None)
         self.client = client
         self.workspace = workspace
-        self.emit = emit
-        self.ask = ask
+        self.emit, self.ask = emit, ask
         self.mode = settings.mode
         self.tools: dict[str, Tool] = {}
         self.tools_json = ""
         self.shell: ShellTools | None = None
+        self.forget_sizes()
         self.notes: list[str] = []  # for the next user message
         self.memory: dict[Path, Memo] = {}  # by folder: AGENTS.md as the model knows it
         self.hosts: set[str] = set()  # that a person approved; neither is ever stored
@@ -10393,6 +10382,7 @@ class Agent:
         self.nudges: dict[str, int] = {}  # replies that were neither calls nor an answer, by kind
         self.equal, self.failures = Streak(3, 5, REPEATED), Streak(8, 10, FAILING)
         self.window_asked = False
+        self.summary_seconds = SUMMARY_SECONDS
         self.warned_invisible = False
         self.signals = Signals()
         self.lost: set[str] = set()  # what the disk refused, as it was reported
@@ -10412,7 +10402,6 @@ class Agent:
     def use_session(self, session: Session) -> None:
         """Go on in this session; its system message is built anew."""
         self.session, header = session, session.header
-        self.client.filled = (0, False)
         if not isinstance(header.get("turns"), list):  # from elsewhere
             users = enumerate(message["role"] == "user" for message in self.transcript.messages)
             header["turns"] = [at for at, is_user in users if is_user]
@@ -10422,12 +10411,12 @@ class Agent:
         turns = header["turns"]
         turns[:] = [at if type(at) is int else 0 for at in turns]
         self.hosts, self.approved, self.notes, self.lost = set(), [], [], set()
-        self.task, self.compact_floor = self.last_prompt(), 0.0
+        self.task = self.last_prompt()
         root, before = str(self.workspace.root), header.get("root")
         if isinstance(before, str) and before not in ("", root):
             self.notes.append(MOVED.format(before=before, root=root))
         header.update(root=root, model=self.client.model, base_url=self.client.endpoint)
-        self.client.forget_projection()
+        self.forget_sizes()
         self.workspace.seen = header["files"]
         header.setdefault("mode", self.mode)  # the last one that the model was told
         state = session.folder.parent if session.folder is not None else None
@@ -10478,8 +10467,7 @@ class Agent:
         self.client.price(model, must=self.settings.max_budget_usd > 0)
         self.client.model = self.session.header["model"] = model
         self.client.window, self.window_asked = self.settings.context, False
-        self.compact_floor = 0.0
-        self.client.forget_projection()
+        self.forget_sizes()
 
     def set_provider(self, name: str) -> None:
         """Go on with another provider and its default model. Raises UsageError, ProviderError."""
@@ -10493,12 +10481,20 @@ class Agent:
         settings = dataclasses.replace(self.settings, **changes, model=row.model)
         client = Client(settings, self.emit, sleep=self.client.sleep)
         client.model = row.model or client.first_model()
-        client.learned_before(self.client)
+        client.quirks = self.client.quirks  # for the way back
         client.price(client.model, must=settings.max_budget_usd > 0)
         self.client.close()
         self.settings, self.client, self.window_asked = settings, client, False
-        self.compact_floor = 0.0
+        self.forget_sizes()
         self.session.header.update(model=client.model, base_url=client.endpoint)
+
+    def forget_sizes(self) -> None:
+        """After a switch or an undo: what was measured of requests, and encoded, is stale."""
+        self.metered = (0, 0)  # how many messages the server has read, and their tokens
+        self.filled = (0, False)  # the same with its reply: tokens; whether they are estimated
+        self.poor = 0  # compactions in a row that freed little
+        self.compact_floor = 0.0  # after such a one: no other below this fullness
+        self.client.forget_projection()
 
     def system_text(self) -> str:
         """The system prompt: built at start, on resume and after compaction, never in between."""
@@ -10732,9 +10728,6 @@ class Agent:
         known = dict.fromkeys([*project_folders(self.workspace.root), *self.memory])
         self.notes += self.read_notes(known)
         self.warn_invisible("AGENTS.md", sum(memo.invisible for memo in self.memory.values()))
-        if self.session.header.get("mode") != self.mode:
-            self.notes.append(f"[note: the mode is now {self.mode}. {self.mode_text()}]")
-            self.session.header["mode"] = self.mode
         self.budgets.begin()
         self.notes += filter(None, [self.budgets.note()])
         self.nudges = {}
@@ -10742,6 +10735,9 @@ class Agent:
         header = self.session.header
         header["title"] = header.get("title") or first_line(clean(prompt))
         with self.signals:
+            if header.get("mode") != self.mode:
+                self.notes.append(f"[note: the mode is now {self.mode}. {self.mode_text()}]")
+                header["mode"] = self.mode
             ours, self.task, self.notes = "".join(f"{n}\n" for n in self.notes), prompt, []
             header["turns"].append(len(self.transcript.messages))  # where this one begins
             self.workspace.journal.turn = len(header["turns"])
@@ -10790,11 +10786,9 @@ class Agent:
 
     def metering(self, reply: Reply) -> Reply:
         """Remember what the server counted, unless it can not be true (Ollama cuts prompts)."""
-        messages, counted = self.transcript.messages, reply.usage.get("prompt_tokens", 0)
-        estimate = self.estimate()
+        counted, estimate = reply.usage.get("prompt_tokens", 0), self.estimate()
         fair = 0.4 * estimate <= counted <= min(5 * estimate, self.window(counted))
-        origin = (self.client, self.client.model)
-        self.metered = (*origin, messages[-1], len(messages), counted) if fair else ()
+        self.metered = (len(self.transcript.messages), counted) if fair else (0, 0)
         return reply
 
     def store(self, reply: Reply) -> list[Call]:
@@ -10841,7 +10835,7 @@ class Agent:
         """A step is done."""
         self.budgets.steps += 1
         told = self.spend(reply)
-        self.client.filled = told["prompt_tokens"] + told["completion_tokens"], "estimated" in told
+        self.filled = told["prompt_tokens"] + told["completion_tokens"], "estimated" in told
 
     def spend(self, reply: Reply) -> dict[str, Any]:
         """Add up what a reply cost, of a step or a summary; what is untold is estimated."""
@@ -10902,9 +10896,7 @@ class Agent:
 
     def window_used(self) -> tuple[int, bool]:
         """Tokens in the window, as the server counted them last, and whether they are estimated."""
-        if self.client.filled[0]:
-            return self.client.filled
-        return self.transcript.tokens() + estimate_tokens(self.tools_json), True
+        return self.filled if self.filled[0] else (self.estimate(), True)
 
     def figures(self, total: Mapping[str, Any]) -> str:
         """Tokens, window and money in one line, of a turn or a session; "~" marks estimates."""
@@ -11338,10 +11330,10 @@ class Agent:
         text, count = reveal(self.mask(text))
         text = clip(text) + invisible_note(count)
         self.warn_invisible(f"the result of {call.name}", count)
-        loop = self.note_loop(call, status, text)
-        notes = self.notes_for(one) if status == "ok" else ""
-        text = clip(text, RESULT_CHARS - len(notes)) + loop + notes if notes else text + loop
         with self.signals:
+            loop = self.note_loop(call, status, text)
+            notes = self.notes_for(one) if status == "ok" else ""
+            text = clip(text, RESULT_CHARS - len(notes)) + loop + notes if notes else text + loop
             self.transcript.answer(call.id, text)
             self.save()
             ms = round((time.monotonic() - one.began) * 1000)
@@ -11393,12 +11385,10 @@ class Agent:
 
     def tokens(self) -> int:
         """The tokens of the next request: as the server counted, and what is new estimated."""
-        rows = self.transcript.encodings()
-        *origin, last, covered, counted = self.metered or (None, None, None, 0, 0)
-        known = origin == [self.client, self.client.model] and len(rows) >= covered
-        if known and rows[covered - 1][0] is last:
-            return int(counted) + sum(tokens for *_, tokens in rows[covered:])
-        return self.estimate()
+        read, counted = self.metered
+        if not read:
+            return self.estimate()
+        return counted + sum(tokens for *_, tokens in self.transcript.encodings()[read:])
 
     def fullness(self, chars: int, tokens: float) -> float:
         """How far a request of this size is towards the threshold, which is 1."""
@@ -11433,10 +11423,8 @@ class Agent:
 
     def misfit(self) -> str:
         """Why no compaction makes the conversation fit, and what does."""
-        tools, notes = (
-            estimate_tokens(self.tools_json),
-            estimate_tokens("".join(map(str, self.memory.values()))),
-        )
+        tools = estimate_tokens(self.tools_json)
+        notes = estimate_tokens("".join(map(str, self.memory.values())))
         fixed = tools + self.transcript.encodings()[0][2]
         return (
             f"the conversation does not fit: about {self.tokens()} tokens, with a window of"
@@ -11478,17 +11466,15 @@ class Agent:
         """The only step of a compaction that changes anything."""
         left = set(map(id, made))
         gone = [message for message in work.messages[1:] if id(message) not in left]
-        fresh = Transcript(made)
-        fresh.mask = self.transcript.mask
-        fresh.set_system(self.system_text())
         by, turns = len(work.messages) - len(made), self.session.header["turns"]
-        turns = [at - by if at >= work.cut else 0 for at in turns] if work.cut else turns
-        gone = [*self.session.unwritten, *gone]
-        # No call stands between these: no signal parts them. The save writes the archive first.
-        self.session.header["turns"], self.session.unwritten = turns, gone
-        self.session.transcript.messages, self.metered = fresh.messages, ()
-        self.client.forget_projection()
-        self.save()
+        with self.signals:
+            self.transcript.replace(made)
+            self.transcript.set_system(self.system_text())
+            turns[:] = [at - by if at >= work.cut else 0 for at in turns] if work.cut else turns
+            self.session.unwritten += gone  # the save writes them first
+            self.metered, self.filled = (0, 0), (0, False)
+            self.client.forget_projection()
+            self.save()
 
     # -- undo
 
@@ -11515,7 +11501,7 @@ class Agent:
             if gone:
                 report(f"the conversation before is kept as session {kept_as}")
                 self.transcript.replace(self.transcript.messages[:at])
-                self.client.forget_projection()
+                self.forget_sizes()
                 self.forget_notes(gone)
             if compacted:
                 self.notes.append("[note: the user undid the file changes of the last turns]")
@@ -11709,7 +11695,7 @@ class Compaction:
     def __init__(self, agent: Agent, focus: str, *, by_itself: bool, refused: bool) -> None:
         self.agent, self.focus, self.by_itself, self.cut = agent, focus, by_itself, 0
         self.messages = list(agent.transcript.messages)
-        self.sizes = {id(m): (m, len(line), n) for m, line, n in agent.transcript.encodings()}
+        self.rows = {id(row[0]): row for row in agent.transcript.encodings()}
         tokens = agent.tokens()
         # What was refused fills the window, whatever we thought of it.
         self.scale = max(tokens, agent.window(tokens) if refused else 0) / agent.estimate()
@@ -11717,20 +11703,19 @@ class Compaction:
         self.goal = fixed + GOAL_SHARE * max(0.0, min(1.0, self.full) - fixed)
         self.kept_share = (self.goal - fixed) / (self.full - fixed or 1) - POOR_SHARE
 
-    def size(self, message: Message) -> tuple[int, int]:
-        """Characters and tokens of a message, which is encoded once."""
-        if id(message) not in self.sizes:
-            line = encode(message)
-            self.sizes[id(message)] = (message, len(line), estimate_tokens(line))
-        return self.sizes[id(message)][1:]
+    def row(self, message: Message) -> tuple[Message, str, int]:
+        """A message, its JSON, made once, and its tokens, estimated."""
+        if id(message) not in self.rows:
+            self.rows[id(message)] = measured(message)
+        return self.rows[id(message)]
 
     def tokens(self, messages: Iterable[Message]) -> int:
         """How many tokens messages are, estimated."""
-        return sum(self.size(message)[1] for message in messages)
+        return sum(self.row(message)[2] for message in messages)
 
     def load(self, messages: Sequence[Message]) -> float:
         """How full a request with these messages would be; 1 is the threshold."""
-        chars = sum(self.size(message)[0] for message in messages)
+        chars = sum(len(self.row(message)[1]) for message in messages)
         tokens = self.tokens(messages) + estimate_tokens(self.agent.tools_json)
         return self.agent.fullness(chars, tokens * self.scale)
 
@@ -11806,7 +11791,7 @@ class Compaction:
     def part_way(self, share: float) -> int:
         """Where the last part begins, which is this share of all but the system message."""
         left, at = self.tokens(self.messages[1:]) * share, len(self.messages)
-        while at > 1 and (left := left - self.size(self.messages[at - 1])[1]) >= 0:
+        while at > 1 and (left := left - self.row(self.messages[at - 1])[2]) >= 0:
             at -= 1
         ends = range(at, len(self.messages))
         return next((n for n in ends if self.messages[n]["role"] != "tool"), len(self.messages) - 1)
