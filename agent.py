@@ -5159,15 +5159,10 @@ class Signals:
         self.held += 1
 
     def borrow(self) -> list[int]:
-        """Take Ctrl-C where nobody has done more with it than Python does by itself."""
+        """Take Ctrl-C, for a run, where it is still what Python makes of it by itself."""
         plain = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         main = threading.current_thread() is threading.main_thread()
         return self.install([signal.SIGINT]) if plain and main else []
-
-    def give_back(self, borrowed: Iterable[int]) -> None:
-        """The end of a `borrow`."""
-        for number in borrowed:
-            signal.signal(number, signal.default_int_handler)
 
     def release(self) -> int:
         """The end of a `hold`; returns the exit code of what came, 0 for nothing."""
@@ -10592,7 +10587,8 @@ class Agent:
         try:
             return self.take_prompt(prompt)
         finally:
-            self.signals.give_back(borrowed)
+            for number in borrowed:
+                signal.signal(number, signal.default_int_handler)
 
     def take_prompt(self, prompt: str) -> Result:
         """A run between its signals: no Ctrl-C leaves it, the result says that one came."""
@@ -13094,13 +13090,13 @@ def install_signals(signals: Signals) -> None:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def wake() -> None:
-        while numbers := set(os.read(reader, 512)) - {signal.SIGURG}:
-            for pause in WAKE_SECONDS:
+        while numbers := set(os.read(reader, 512)):
+            for pause in WAKE_SECONDS if numbers - {signal.SIGURG} else ():
                 time.sleep(pause)
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
-            if not numbers.isdisjoint((signal.SIGHUP, signal.SIGTERM)):
+            if ends := numbers & {signal.SIGHUP, signal.SIGTERM}:
                 time.sleep(GIVE_UP_SECONDS)
-                os._exit(128 + min(numbers))
+                os._exit(128 + min(ends))
 
     threading.Thread(target=wake, daemon=True).start()
 
