@@ -1906,8 +1906,10 @@ def sweep_sessions(folder: Path, parts: Mapping[str, Sequence[SessionFile]]) -> 
         left = own if alone else [row for row in own if row[1].endswith(".tmp")]
         lock = hold(folder / f"{ident}.lock") if left else None
         if lock is not None:
-            remove_parts(folder.parent, left)
-            os.close(lock)
+            try:
+                remove_parts(folder.parent, left)
+            finally:
+                os.close(lock)
 
 
 def remove_session(folder: Path, own: Iterable[SessionFile], ident: str, at: float) -> bool:
@@ -1983,10 +1985,17 @@ class TryLater(AgentError):
 class Transient(Exception):
     """A failure that is worth another try; `after` is what the server asked to wait, in seconds."""
 
-    def __init__(self, reason: str, after: float | None = None, *, stale: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        after: float | None = None,
+        *,
+        stale: bool = False,
+        empty: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.after = after
-        self.empty = False  # not one event came
+        self.empty = empty  # not one event came
         self.stale = stale  # a pooled connection that the server had closed
         self.told = ""  # the whole answer of a server error, for the adaptation
 
@@ -3275,7 +3284,7 @@ class Client:
             if first.lstrip().startswith(b"<"):
                 raise ProviderError(f"{self.endpoint} sent a web page: check the base URL")
             if not first:
-                raise empty_stream()
+                raise Transient("the stream was empty", empty=True)
             for name, text in read_events(itertools.chain([first], lines)):
                 value = json_or_none(text)
                 kind, piece = resolver.plain(value) if not name else ("", "")
@@ -3450,13 +3459,6 @@ def window_in(answer: Any, model: str) -> int:
     named = [(key.rpartition(".")[2], value) for place in places for key, value in place.items()]
     told = (value for wanted in WINDOW_KEYS for key, value in named if key == wanted)
     return next((value for value in told if isinstance(value, int) and value >= 256), 0)
-
-
-def empty_stream() -> Transient:
-    """A stream without a single byte, ended cleanly."""
-    failure = Transient("the stream was empty")
-    failure.empty = True
-    return failure
 
 
 GRACE_SECONDS = 2.0  # for what comes behind the end of a reply on a socket that stays open
@@ -10359,7 +10361,7 @@ class Agent:
         self.mode = settings.mode
         self.tools: dict[str, Tool] = {}
         self.tools_json = ""
-        self.shell: ShellTools | None = None
+        self.shell = ShellTools(workspace, emit)
         self.forget_sizes()
         self.notes: list[str] = []  # for the next user message
         self.memory: dict[Path, Memo] = {}  # by folder: AGENTS.md as the model knows it
@@ -10388,9 +10390,9 @@ class Agent:
         """The session's messages."""
         return self.session.transcript
 
-    def use_tools(self, registry: Mapping[str, Tool], shell: ShellTools) -> None:
+    def use_tools(self, registry: Mapping[str, Tool]) -> None:
         """Offer these tools to the model."""
-        self.tools, self.shell = dict(registry), shell
+        self.tools = dict(registry)
         schemas = [made.schema() for made in registry.values()]
         self.tools_json = encode(schemas) if schemas else ""
 
@@ -10415,8 +10417,7 @@ class Agent:
         self.workspace.seen = header["files"]
         header.setdefault("mode", self.mode)  # the last one that the model was told
         state = session.folder.parent if session.folder is not None else None
-        if self.shell is not None and state is not None:
-            self.shell.output_folder = state / "output" / session.id
+        self.shell.output_folder = state / "output" / session.id if state is not None else None
         self.workspace.journal.open(state / "undo" / session.id if state is not None else None)
         self.workspace.journal.turn = len(turns)
         self.transcript.mask_with(self.mask)
@@ -10701,13 +10702,11 @@ class Agent:
     def failed_check(self) -> str:
         """Run the user's own command; what the model is told of its failure, "" when it passed."""
         command, least = self.settings.check, max(CHECK_SECONDS, self.settings.timeout)
-        shell = ShellTools(self.workspace, self.emit)
-        shell.output_folder = self.shell.output_folder if self.shell else None
-        shell.call_id = "check"
+        seconds = min(MOST_SECONDS, round(least)) if self.settings.timeout else MOST_SECONDS
+        self.shell.call_id = "check"
         self.emit("notice", level="info", text=f"--check runs: {command}")
         try:
-            seconds = min(MOST_SECONDS, round(least)) if self.settings.timeout else MOST_SECONDS
-            code, output = shell.run(command, seconds)
+            code, output = self.shell.run(command, seconds)
         except ToolError as error:
             code, output = None, f"error: {error}"
         if code == 0:
@@ -10767,22 +10766,19 @@ class Agent:
 
     def ask_model(self) -> Reply:
         """One reply; a request that is too large for the window is compacted and sent once more."""
-        offered = list(self.tools)
-        try:
-            return self.metering(self.client.complete(self.transcript, self.tools_json, offered))
-        except ContextOverflow as error:
-            self.client.learn_window(error.limit)
-            if not self.compact(by_itself=True, refused=True):
-                raise AgentError(f"{error}; {self.misfit()}") from error
-            self.emit("notice", level="warning", text=f"{error}; asking again, compacted")
-        try:
-            return self.metering(self.client.complete(self.transcript, self.tools_json, offered))
-        except ContextOverflow as error:
-            raise AgentError(f"{error}; {self.misfit()}") from error
-
-    def metering(self, reply: Reply) -> Reply:
-        """Remember what the server counted, unless it can not be true (Ollama cuts prompts)."""
+        offered, refused = list(self.tools), False
+        while True:
+            try:
+                reply = self.client.complete(self.transcript, self.tools_json, offered)
+                break
+            except ContextOverflow as error:
+                self.client.learn_window(error.limit)
+                if refused or not self.compact(by_itself=True, refused=True):
+                    raise AgentError(f"{error}; {self.misfit()}") from error
+                self.emit("notice", level="warning", text=f"{error}; asking again, compacted")
+            refused = True
         counted, estimate = reply.usage.get("prompt_tokens", 0), self.estimate()
+        # What the server counted is kept unless it can not be true (Ollama cuts prompts).
         fair = 0.4 * estimate <= counted <= min(5 * estimate, self.window(counted))
         self.metered = (len(self.transcript.messages), counted) if fair else (0, 0)
         return reply
@@ -11273,7 +11269,7 @@ class Agent:
     def perform(self, one: Running) -> None:
         """Run an approved call, which was marked and saved before if it can have effects."""
         try:
-            if one.made.needs == "run" and self.shell is not None:
+            if one.made.needs == "run":
                 self.shell.call_id = re.sub(r"[^\w-]", "_", one.call.id)[:80]
             if one.plan:
                 self.workspace.journal.call = one.call.id
@@ -11575,8 +11571,10 @@ class Agent:
             self.session.save()
             copy, _ = fork_session(self.session.path)
             copy.header["title"] = f"{copy.header.get('title', '')} (before /undo)"
-            copy.save()
-            copy.close()
+            try:
+                copy.save()
+            finally:
+                copy.close()
         except OSError as error:
             reason = f"no copy of the session can be kept ({error.strerror})"
             raise SessionError(f"{reason}, so nothing was undone") from error
@@ -11918,9 +11916,8 @@ def facts_of(messages: Sequence[Message]) -> str:
     """A note without the model: the files that calls named, what was run, and the note before."""
     files: dict[str, str] = {}
     runs = []
-    ends = {
-        m["tool_call_id"]: last_line(text_of(m["content"])) for m in messages if "tool_call_id" in m
-    }
+    last_lines = (text_of(m.get("content")).strip().rpartition("\n")[2][:80] for m in messages)
+    ends = dict(zip((m.get("tool_call_id") for m in messages), last_lines, strict=True))
     for call in (call for message in messages for call in calls_of(message)):
         name, given = call["function"]["name"], read_json_object(call["function"]["arguments"])[0]
         if command := given.get("command") or given.get("cmd"):
@@ -11933,11 +11930,6 @@ def facts_of(messages: Sequence[Message]) -> str:
     parts += ["Files (last used by):", *rows] if rows else []
     parts += ["Commands:", *runs[-FACTS:]] if runs else []
     return "\n".join(filter(None, parts))
-
-
-def last_line(text: str) -> str:
-    """The last line of a result, where the exit code stands."""
-    return text.strip().rpartition("\n")[2][:80]
 
 
 def flatten(messages: Iterable[Message], limit: int) -> str:
@@ -12636,7 +12628,7 @@ class Repl:
             self.screen.write(self.screen.out, live.piece(data))
 
         try:
-            code, _ = host.run(command, 3600, capture, show)
+            code, _ = host.run(command, MOST_SECONDS, capture, show)
             end = f"[exit code {code}]"
         except KeyboardInterrupt as stop:
             end = "[interrupted]"
@@ -12978,9 +12970,8 @@ def build_agent(
     client = Client(settings, report, sleep=sleep)
     client.model = settings.model or known_model(session, client) or client.first_model()
     client.price(client.model, must=settings.max_budget_usd > 0)
-    shell = ShellTools(workspace, report)
     agent = Agent(settings, client, workspace, emit=report, ask=guarded(ask) if ask else None)
-    agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
+    agent.use_tools(choose_tools(settings, agent, tools))
     session, trouble = (session, "") if session else begin_session(settings, workspace.root)
     unwalled = agent.set_walls()
     agent.use_session(session)
@@ -13052,7 +13043,7 @@ def begin_session(settings: Settings, root: Path) -> tuple[Session, str]:
 
 
 def choose_tools(
-    settings: Settings, agent: Agent, shell: ShellTools, extra: Sequence[Callable[..., Any]]
+    settings: Settings, agent: Agent, extra: Sequence[Callable[..., Any]]
 ) -> dict[str, Tool]:
     """The registry: built-in tools in a fixed order, then the caller's own. Raises UsageError."""
     files = FileTools(agent.workspace, agent.may_show)
@@ -13066,7 +13057,7 @@ def choose_tools(
         settings.fetch_hosts, named, functools.partial(denies, policy, "fetch_url", "net")
     )
     built_in = (files.read_file, files.list_files, files.grep, files.write_file, files.edit_file)
-    others = (shell.bash, person.ask_user, person.note, web.web_search, web.fetch_url)
+    others = (agent.shell.bash, person.ask_user, person.note, web.web_search, web.fetch_url)
     older = RecallTool(lambda: agent.session)
     registry = make_registry([*built_in, *others, older.recall, *extra])
     for name in (*settings.tools, *settings.exclude_tools):
