@@ -14,12 +14,12 @@ Contents (each section uses only those above it; to read it as a story, start at
 
     1. Settings      defaults < config file < environment < flags; limits; providers
     2. Transcript    messages, the invariants T1-T9, problems(), heal(), cut_point()
-    3. Sessions      one JSON file a session: save, load, list, lock, fork
+    3. Sessions      one JSON file a session: save, load, list, lock, fork, archive, prune
     4. Client        SSE reader, reply resolver, projection, retries, errors
     5. Workspace     the one opener, secrets, changes, commands, sandbox, searching
     6. Tools         @tool, schemas from signatures, argument coercion, the built-in tools
     7. Permissions   rules, a command as it would run, decide(), explain()
-    8. Agent         the while-loop: run_turn, step, run_call; hooks, audit, compaction, undo
+    8. Agent         the while-loop: run_turn, step, run_call; hooks, budgets, compaction, undo
     10. Terminal     events on a screen, the approval prompt, slash commands, the REPL
     11. Main         build_agent(), the demo, main()
 
@@ -958,7 +958,7 @@ class Transcript:
         self.messages[-1] = {**last, "content": self.mask(clean(f"{last['content']}\n{text}"))}
 
     def replace(self, messages: Iterable[Message]) -> None:
-        """Swap in a whole new list, after compaction."""
+        """Swap in a whole new list, after compaction or undo."""
         self.messages = list(messages)
 
     def mask_with(self, mask: Callable[[str], str]) -> None:
@@ -12211,7 +12211,7 @@ class Screen:
     def on_tool_result(self, id: str, name: str, status: str, content: str, **_: Any) -> None:
         """A call ended; of calls that ran at once the name says which."""
         if id != self.last_call:
-            self.line(f"← {visible(name)}")
+            self.line(f"← {name}")
         self.last_call = ""
         for line in outcome_lines(status, content):
             self.line(line)
@@ -12221,7 +12221,7 @@ class Screen:
     ) -> None:
         """A request is tried again."""
         again = "; the reply starts again" if restarts_reply else ""
-        self.line(f"retry {attempt} of {of} in {delay:.1f} s: {visible(reason)}{again}")
+        self.line(f"retry {attempt} of {of} in {delay:.1f} s: {reason}{again}")
 
     def figures(self, agent: Agent) -> None:
         """What a turn used, behind it."""
@@ -12243,7 +12243,7 @@ class Screen:
 
     def on_notice(self, level: str, text: str) -> None:
         """Something the user should know."""
-        self.line(f"agent: {visible(text)}")
+        self.line(f"agent: {text}")
 
     def on_compacted(self, archive: str, **figures: int) -> None:
         """The conversation was shortened."""
@@ -12602,7 +12602,7 @@ class Repl:
             elif text:
                 self.turn(text)
         except (AgentError, OSError) as error:
-            self.screen.line(f"agent: {visible(str(error))}")
+            self.screen.line(f"agent: {error}")
 
     def cancelled(self, exit_code: int) -> None:
         """After a signal: Ctrl-C gives the prompt back, any other ends the program."""
@@ -12668,7 +12668,7 @@ class Repl:
             self.agent.set_model(argument)
         self.screen.line(f"model: {self.agent.client.model} at {self.agent.client.endpoint}")
         for name in [] if argument else self.agent.client.models():
-            self.screen.line(f"  {visible(self.agent.client.mask(name))}")
+            self.screen.line(f"  {self.agent.client.mask(name)}")
 
     def do_provider(self, argument: str) -> None:
         """show the providers or change to one: /provider [NAME]"""
@@ -12689,13 +12689,12 @@ class Repl:
     def do_status(self, _: str) -> None:
         """show model, mode, session and context"""
         agent = self.agent
-        agent.window()  # asked for by now, or never
         self.screen.line(f"model: {agent.client.model} at {agent.client.endpoint}")
         self.screen.line(f"mode: {agent.mode}; sandbox: {agent.workspace.sandbox_state}")
         self.screen.line(f"session: {agent.session.id}, {len(agent.transcript.messages)} messages")
-        (filled, guessed), window = agent.window_used(), agent.client.window
-        full = f"{'~' if guessed else ''}{filled} of {'' if window else '~'}"
-        self.screen.line(f"context: {full}{window or DEFAULT_CONTEXT} tokens")
+        (filled, guessed), window = agent.window_used(), agent.window()
+        full = f"{'~' * guessed}{filled} of {'~' * (not agent.client.window)}{window}"
+        self.screen.line(f"context: {full} tokens")
         self.screen.line(agent.figures(agent.session.header["usage"]))
         parts = [
             f"{amount_text(used)} of {amount_text(agent.budgets.limits[unit])} {unit}"
@@ -12721,13 +12720,13 @@ class Repl:
 
     def do_diff(self, _: str) -> None:
         """show what this session changed in files"""
-        self.screen.line(visible(self.agent.diff()).rstrip("\n") or "nothing was changed")
+        self.screen.line(self.agent.diff().rstrip("\n") or "nothing was changed")
 
     def do_undo(self, argument: str) -> None:
         """take back the last turn, or the last N: files and messages: /undo [N]"""
         if argument and not argument.isdecimal():
             raise UsageError(f"/undo takes a number of turns, not {argument!r}")
-        self.agent.undo(int(argument or 1), lambda line: self.screen.line(visible(line)))
+        self.agent.undo(int(argument or 1), self.screen.line)
 
     def do_jobs(self, argument: str) -> None:
         """list what runs in the background, or end it: /jobs [end [PID]]"""
@@ -12807,7 +12806,7 @@ class Repl:
         session.header["title"] = title
         if session.path is not None and session.path.exists():
             self.agent.save()
-        self.screen.line(f"title: {visible(title)}")
+        self.screen.line(f"title: {title}")
 
     def do_export(self, argument: str) -> None:
         """write this session as Markdown into a new file: /export [FILE]"""
@@ -12825,9 +12824,7 @@ class Repl:
             os.close(folder)
         with file:
             file.write(text.encode("utf-8", "replace"))
-        self.screen.line(
-            f"wrote {visible(name)}; it may hold private things: read it before you share it"
-        )
+        self.screen.line(f"wrote {name}; it may hold private things: read it before you share it")
 
     def do_exit(self, _: str) -> None:
         """leave (also exit, Ctrl-D)"""
