@@ -1620,7 +1620,10 @@ def open_session(path: Path) -> tuple[Session, list[str]]:
     except SessionError as error:
         return unkept_session(path, error)
     if lock is None:
-        holder = read_plain(path.with_suffix(".lock")).decode("ascii", "replace").strip()
+        try:
+            holder = read_plain(path.with_suffix(".lock")).decode("ascii", "replace").strip()
+        except OSError:  # it has just been let go of, and removed
+            holder = ""
         where = f"process {holder}" if holder else "another process"
         raise HeldSession(f"session {path.stem} is open in {where}; --fork makes a copy")
     session = None
