@@ -14,12 +14,12 @@ Contents (each section uses only those above it; to read it as a story, start at
 
     1. Settings      defaults < config file < environment < flags; limits; providers
     2. Transcript    messages, the invariants T1-T9, problems(), heal(), cut_point()
-    3. Sessions      one JSON file a session: save, load, list, lock, fork
+    3. Sessions      one JSON file a session: save, load, list, lock, fork, archive, prune
     4. Client        SSE reader, reply resolver, projection, retries, errors
     5. Workspace     the one opener, secrets, changes, commands, sandbox, searching
     6. Tools         @tool, schemas from signatures, argument coercion, the built-in tools
     7. Permissions   rules, a command as it would run, decide(), explain()
-    8. Agent         the while-loop: run_turn, step, run_call; hooks, audit, compaction, undo
+    8. Agent         the while-loop: run_turn, step, run_call; hooks, budgets, compaction, undo
     10. Terminal     events on a screen, the approval prompt, slash commands, the REPL
     11. Main         build_agent(), the demo, main()
 
@@ -958,7 +958,7 @@ class Transcript:
         self.messages[-1] = {**last, "content": self.mask(clean(f"{last['content']}\n{text}"))}
 
     def replace(self, messages: Iterable[Message]) -> None:
-        """Swap in a whole new list, after compaction."""
+        """Swap in a whole new list, after compaction or undo."""
         self.messages = list(messages)
 
     def mask_with(self, mask: Callable[[str], str]) -> None:
@@ -1404,7 +1404,8 @@ class Session:
         if self.folder is not None and not self.folder.exists():  # `git clean -fdx` and the like
             state_folder(self.folder.parent.parent)
             if self.lock is not None:
-                os.close(self.lock)
+                gone, self.lock = self.lock, None  # the next one may be refused
+                os.close(gone)
                 self.lock = hold(self.path.with_suffix(".lock"))
         self.header["updated"] = round(time.time(), 3)
         header = self.header
@@ -1559,13 +1560,14 @@ def session_of(path: Path, data: bytes) -> tuple[dict[str, Any], list[Any]]:
         why = error if data.strip() else "it is empty"
         raise DamagedSession(f"{path.name} can not be read: {why}") from error
     value = {"messages": value} if isinstance(value, list) else value
-    version = value.get("version", SESSION_VERSION) if isinstance(value, dict) else 0
+    value = value if isinstance(value, dict) else {}
+    version = value.get("version", SESSION_VERSION)
     refuse_newer(path, version)
-    messages = value.pop("messages", None) if isinstance(value, dict) else None
+    messages = value.pop("messages", None)
     shaped = isinstance(messages, list)
     if messages and shaped and "version" not in value:  # what is not ours by its name alone
         shaped = any(isinstance(message, dict) and "role" in message for message in messages)
-    if not isinstance(messages, list) or not shaped:
+    if not shaped:
         raise DamagedSession(f"{path.name} is not a session file")
     if version != SESSION_VERSION:
         raise SessionError(f"{path.name} is of an unknown version ({version}) and is left alone")
@@ -1654,7 +1656,10 @@ def open_session(path: Path) -> tuple[Session, list[str]]:
     except SessionError as error:
         return unkept_session(path, error)
     if lock is None:
-        holder = read_plain(path.with_suffix(".lock")).decode("ascii", "replace").strip()
+        try:
+            holder = read_plain(path.with_suffix(".lock")).decode("ascii", "replace").strip()
+        except OSError:  # it has just been let go of, and removed
+            holder = ""
         where = f"process {holder}" if holder else "another process"
         raise HeldSession(f"session {path.stem} is open in {where}; --fork makes a copy")
     session = None
@@ -1831,7 +1836,7 @@ def fork_session(path: Path, without: int = 0) -> tuple[Session, list[str]]:
         return unkept_session(path, error)
     session.transcript = Transcript(messages)
     try:
-        copy_archive(path, session)
+        session.unwritten = [*Session(Transcript(), header, path.parent).archived()]
     except OSError as error:
         session.close()
         raise SessionError(f"the archive can not be copied: {error.strerror}") from error
@@ -1853,17 +1858,6 @@ def without_turns(header: dict[str, Any], messages: list[Message], count: int) -
         raise SessionError("that turn was compacted: a copy can not begin there")
     header["turns"] = turns[:-count]
     return messages[:at]
-
-
-def copy_archive(path: Path, session: Session) -> None:
-    """Give a copy what compaction removed from the original, and save it. Raises OSError."""
-    archive = path.with_suffix(".archive.jsonl")
-    if session.path is None or not archive.is_file():
-        return
-    size = session.header.get("archived")  # what is behind that belongs to no compaction
-    data = read_plain(archive)[: size if type(size) is int and size >= 0 else None]
-    write_private(session.path.with_suffix(".archive.jsonl"), data)
-    session.save()
 
 
 # What belongs to a session in `sessions/`; `undo/` and `output/` have a folder of its id.
@@ -1974,8 +1968,10 @@ def sweep_sessions(folder: Path, parts: Mapping[str, Sequence[SessionFile]]) -> 
         left = own if alone else [row for row in own if row[1].endswith(".tmp")]
         lock = hold(folder / f"{ident}.lock") if left else None
         if lock is not None:
-            remove_parts(folder.parent, left)
-            os.close(lock)
+            try:
+                remove_parts(folder.parent, left)
+            finally:
+                os.close(lock)
 
 
 def remove_session(folder: Path, own: Iterable[SessionFile], ident: str, at: float) -> bool:
@@ -2051,10 +2047,17 @@ class TryLater(AgentError):
 class Transient(Exception):
     """A failure that is worth another try; `after` is what the server asked to wait, in seconds."""
 
-    def __init__(self, reason: str, after: float | None = None, *, stale: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        after: float | None = None,
+        *,
+        stale: bool = False,
+        empty: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.after = after
-        self.empty = False  # not one event came
+        self.empty = empty  # not one event came
         self.stale = stale  # a pooled connection that the server had closed
         self.told = ""  # the whole answer of a server error, for the adaptation
 
@@ -3030,12 +3033,11 @@ class Client:
         self.key = settings.api_key or ""
         self.prices: Mapping[str, Price] = settings.prices
         self.listed: dict[str, Price] = {}  # prices that the endpoint tells
-        self.filled = (0, False)  # tokens of the last request with its reply; estimated or not
         self.emit = emit
         self.sleep = sleep
         self.clock = clock
         self.jitter = jitter or (lambda: int.from_bytes(os.urandom(2)) / 65536)
-        self._learned: dict[tuple[str, str], set[str]] = {}  # by endpoint and model
+        self.quirks: dict[tuple[str, str], set[str]] = {}  # learned, by endpoint and model
         self.reused = False  # the connection has carried a request before
         self.warned = False
         self.shown: list[str] = []  # the text of the reply that is on its way
@@ -3086,11 +3088,7 @@ class Client:
         """What this endpoint wants of requests for the present model (ADAPTATIONS)."""
         rows = PROVIDERS.values()
         known = next((row.quirks for row in rows if row.base_url == self.endpoint), ())
-        return self._learned.setdefault((self.endpoint, self.model), set(known))
-
-    def learned_before(self, other: Client) -> None:
-        """Take over what the client of another endpoint has learned, for the way back."""
-        self._learned = other._learned
+        return self.quirks.setdefault((self.endpoint, self.model), set(known))
 
     def body(self, transcript: Transcript, tools: str, *, stream: bool = True) -> bytes:
         """The encoded request; `tools` is a JSON list, "" for none. Messages come last."""
@@ -3116,7 +3114,6 @@ class Client:
     def forget_projection(self) -> None:
         """After a switch, an adaptation or a compaction: what was encoded for sending is stale."""
         self._projected.clear()
-        self.filled = (0, False)
 
     def complete(
         self,
@@ -3350,7 +3347,7 @@ class Client:
             if first.lstrip().startswith(b"<"):
                 raise ProviderError(f"{self.endpoint} sent a web page: check the base URL")
             if not first:
-                raise empty_stream()
+                raise Transient("the stream was empty", empty=True)
             for name, text in read_events(itertools.chain([first], lines)):
                 value = json_or_none(text)
                 kind, piece = resolver.plain(value) if not name else ("", "")
@@ -3529,13 +3526,6 @@ def window_in(answer: Any, model: str) -> int:
     named = [(key.rpartition(".")[2], value) for place in places for key, value in place.items()]
     told = (value for wanted in WINDOW_KEYS for key, value in named if key == wanted)
     return next((value for value in told if isinstance(value, int) and value >= 256), 0)
-
-
-def empty_stream() -> Transient:
-    """A stream without a single byte, ended cleanly."""
-    failure = Transient("the stream was empty")
-    failure.empty = True
-    return failure
 
 
 GRACE_SECONDS = 2.0  # for what comes behind the end of a reply on a socket that stays open
@@ -5238,15 +5228,10 @@ class Signals:
         self.held += 1
 
     def borrow(self) -> list[int]:
-        """Take Ctrl-C where nobody has done more with it than Python does by itself."""
+        """Take Ctrl-C, for a run, where it is still what Python makes of it by itself."""
         plain = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         main = threading.current_thread() is threading.main_thread()
         return self.install([signal.SIGINT]) if plain and main else []
-
-    def give_back(self, borrowed: Iterable[int]) -> None:
-        """The end of a `borrow`."""
-        for number in borrowed:
-            signal.signal(number, signal.default_int_handler)
 
     def release(self) -> int:
         """The end of a `hold`; returns the exit code of what came, 0 for nothing."""
@@ -10456,11 +10441,6 @@ class Budgets:
 class Agent:
     """One conversation: the session, the client, the tools and the loop that joins them."""
 
-    metered: tuple[Any, ...] = ()  # what the server counted of the last request
-    poor = 0  # compactions in a row that freed little
-    compact_floor = 0.0  # after such a one: no other below this fullness
-    summary_seconds = SUMMARY_SECONDS
-
     def __init__(
         self,
         settings: Settings,
@@ -10474,12 +10454,12 @@ class Agent:
         self.session = Session(Transcript(), {"id": ""}, None)
         self.client = client
         self.workspace = workspace
-        self.emit = emit
-        self.ask = ask
+        self.emit, self.ask = emit, ask
         self.mode = settings.mode
         self.tools: dict[str, Tool] = {}
         self.tools_json = ""
-        self.shell: ShellTools | None = None
+        self.shell = ShellTools(workspace, emit)
+        self.forget_sizes()
         self.notes: list[str] = []  # for the next user message
         self.memory: dict[Path, Memo] = {}  # by folder: AGENTS.md as the model knows it
         self.hosts: set[str] = set()  # that a person approved; neither is ever stored
@@ -10496,6 +10476,7 @@ class Agent:
         self.nudges: dict[str, int] = {}  # replies that were neither calls nor an answer, by kind
         self.watch_loops()
         self.window_asked = False
+        self.summary_seconds = SUMMARY_SECONDS
         self.warned_invisible = False
         self.signals = Signals()
         self.lost: set[str] = set()  # what the disk refused, as it was reported
@@ -10506,16 +10487,15 @@ class Agent:
         """The session's messages."""
         return self.session.transcript
 
-    def use_tools(self, registry: Mapping[str, Tool], shell: ShellTools) -> None:
+    def use_tools(self, registry: Mapping[str, Tool]) -> None:
         """Offer these tools to the model."""
-        self.tools, self.shell = dict(registry), shell
+        self.tools = dict(registry)
         schemas = [made.schema() for made in registry.values()]
         self.tools_json = encode(schemas) if schemas else ""
 
     def use_session(self, session: Session) -> None:
         """Go on in this session; its system message is built anew."""
         self.session, header = session, session.header
-        self.client.filled = (0, False)
         if not isinstance(header.get("turns"), list):  # from elsewhere
             users = enumerate(message["role"] == "user" for message in self.transcript.messages)
             header["turns"] = [at for at, is_user in users if is_user]
@@ -10525,14 +10505,13 @@ class Agent:
         turns = header["turns"]
         turns[:] = [at if type(at) is int else 0 for at in turns]
         self.hosts, self.approved, self.notes, self.lost = set(), [], [], set()
-        self.task, self.compact_floor, self.poor = self.last_prompt(), 0.0, 0
+        self.task = self.last_prompt()
         header.update(model=self.client.model, base_url=self.client.endpoint)
-        self.client.forget_projection()
+        self.forget_sizes()
         self.workspace.seen = header["files"]
         header.setdefault("mode", self.mode)  # the last one that the model was told
         state = session.folder.parent if session.folder is not None else None
-        if self.shell is not None:
-            self.shell.output_folder = state / "output" / session.id if state is not None else None
+        self.shell.output_folder = state / "output" / session.id if state is not None else None
         self.workspace.journal.open(state / "undo" / session.id if state is not None else None)
         self.workspace.journal.turn = len(turns)
         self.transcript.call_ids |= session.archived_ids()
@@ -10579,8 +10558,7 @@ class Agent:
         self.client.price(model, must=self.settings.max_budget_usd > 0)
         self.client.model = self.session.header["model"] = model
         self.client.window, self.window_asked = self.settings.context, False
-        self.compact_floor = 0.0
-        self.client.forget_projection()
+        self.forget_sizes()
 
     def set_provider(self, name: str) -> None:
         """Go on with another provider and its default model. Raises UsageError, ProviderError."""
@@ -10594,12 +10572,20 @@ class Agent:
         settings = dataclasses.replace(self.settings, **changes, model=row.model)
         client = Client(settings, self.emit, sleep=self.client.sleep)
         client.model = row.model or client.first_model()
-        client.learned_before(self.client)
+        client.quirks = self.client.quirks  # for the way back
         client.price(client.model, must=settings.max_budget_usd > 0)
         self.client.close()
         self.settings, self.client, self.window_asked = settings, client, False
-        self.compact_floor = 0.0
+        self.forget_sizes()
         self.session.header.update(model=client.model, base_url=client.endpoint)
+
+    def forget_sizes(self) -> None:
+        """After a switch or an undo: what was measured of requests, and encoded, is stale."""
+        self.metered = (0, 0)  # how many messages the server has read, and their tokens
+        self.filled = (0, False)  # the same with its reply: tokens; whether they are estimated
+        self.poor = 0  # compactions in a row that freed little
+        self.compact_floor = 0.0  # after such a one: no other below this fullness
+        self.client.forget_projection()
 
     def system_text(self) -> str:
         """The system prompt: built at start, on resume and after compaction, never in between."""
@@ -10702,7 +10688,8 @@ class Agent:
         try:
             return self.take_prompt(prompt)
         finally:
-            self.signals.give_back(borrowed)
+            for number in borrowed:
+                signal.signal(number, signal.default_int_handler)
 
     def take_prompt(self, prompt: str) -> Result:
         """A run between its signals: no Ctrl-C leaves it, the result says that one came."""
@@ -10815,13 +10802,11 @@ class Agent:
     def failed_check(self) -> str:
         """Run the user's own command; what the model is told of its failure, "" when it passed."""
         command, least = self.settings.check, max(CHECK_SECONDS, self.settings.timeout)
-        shell = ShellTools(self.workspace, self.emit)
-        shell.output_folder = self.shell.output_folder if self.shell else None
-        shell.call_id = "check"
+        seconds = min(MOST_SECONDS, round(least)) if self.settings.timeout else MOST_SECONDS
+        self.shell.call_id = "check"
         self.emit("notice", level="info", text=f"--check runs: {command}")
         try:
-            seconds = min(MOST_SECONDS, round(least)) if self.settings.timeout else MOST_SECONDS
-            code, output = shell.run(command, seconds)
+            code, output = self.shell.run(command, seconds)
         except ToolError as error:
             code, output = None, f"error: {error}"
         if code == 0:
@@ -10839,18 +10824,18 @@ class Agent:
         self.notes += self.read_notes(known)
         self.warn_invisible("AGENTS.md", sum(memo.invisible for memo in self.memory.values()))
         header, root = self.session.header, str(self.workspace.root)
-        before = header.get("root")
-        if isinstance(before, str) and before not in ("", root):
-            self.notes.insert(0, MOVED.format(before=before, root=root))
-        if header.get("mode") != self.mode:
-            self.notes.append(f"{MODE_NOTE} {self.mode}. {self.mode_text()}]")
-        header.update(root=root, mode=self.mode)  # as the model was told
         self.budgets.begin()
         self.notes += filter(None, [self.budgets.note()])
         self.nudges = {}
         self.watch_loops()
         header["title"] = header.get("title") or first_line(clean(prompt))
         with self.signals:
+            before = header.get("root")
+            if isinstance(before, str) and before not in ("", root):
+                self.notes.insert(0, MOVED.format(before=before, root=root))
+            if header.get("mode") != self.mode:
+                self.notes.append(f"{MODE_NOTE} {self.mode}. {self.mode_text()}]")
+            header.update(root=root, mode=self.mode)  # as the model was told
             ours, self.task, self.notes = "".join(f"{n}\n" for n in self.notes), prompt, []
             header["turns"].append(len(self.transcript.messages))  # where this one begins
             self.workspace.journal.turn = len(header["turns"])
@@ -10884,26 +10869,21 @@ class Agent:
 
     def ask_model(self) -> Reply:
         """One reply; a request that is too large for the window is compacted and sent once more."""
-        offered = list(self.tools)
-        try:
-            return self.metering(self.client.complete(self.transcript, self.tools_json, offered))
-        except ContextOverflow as error:
-            self.client.learn_window(error.limit)
-            if not self.compact(by_itself=True, refused=True):
-                raise AgentError(f"{error}; {self.misfit()}") from error
-            self.emit("notice", level="warning", text=f"{error}; asking again, compacted")
-        try:
-            return self.metering(self.client.complete(self.transcript, self.tools_json, offered))
-        except ContextOverflow as error:
-            raise AgentError(f"{error}; {self.misfit()}") from error
-
-    def metering(self, reply: Reply) -> Reply:
-        """Remember what the server counted, unless it can not be true (Ollama cuts prompts)."""
-        messages, counted = self.transcript.messages, reply.usage.get("prompt_tokens", 0)
-        estimate = self.estimate()
+        offered, refused = list(self.tools), False
+        while True:
+            try:
+                reply = self.client.complete(self.transcript, self.tools_json, offered)
+                break
+            except ContextOverflow as error:
+                self.client.learn_window(error.limit)
+                if refused or not self.compact(by_itself=True, refused=True):
+                    raise AgentError(f"{error}; {self.misfit()}") from error
+                self.emit("notice", level="warning", text=f"{error}; asking again, compacted")
+            refused = True
+        counted, estimate = reply.usage.get("prompt_tokens", 0), self.estimate()
+        # What the server counted is kept unless it can not be true (Ollama cuts prompts).
         fair = 0.4 * estimate <= counted <= min(5 * estimate, self.window(counted))
-        origin = (self.client, self.client.model)
-        self.metered = (*origin, messages[-1], len(messages), counted) if fair else ()
+        self.metered = (len(self.transcript.messages), counted) if fair else (0, 0)
         return reply
 
     def store(self, reply: Reply) -> list[Call]:
@@ -10950,7 +10930,7 @@ class Agent:
         """A step is done."""
         self.budgets.steps += 1
         told = self.spend(reply)
-        self.client.filled = told["prompt_tokens"] + told["completion_tokens"], "estimated" in told
+        self.filled = told["prompt_tokens"] + told["completion_tokens"], "estimated" in told
 
     def spend(self, reply: Reply) -> dict[str, Any]:
         """Add up what a reply cost, of a step or a summary; what is untold is estimated."""
@@ -11011,9 +10991,7 @@ class Agent:
 
     def window_used(self) -> tuple[int, bool]:
         """Tokens in the window, as the server counted them last, and whether they are estimated."""
-        if self.client.filled[0]:
-            return self.client.filled
-        return self.transcript.tokens() + estimate_tokens(self.tools_json), True
+        return self.filled if self.filled[0] else (self.estimate(), True)
 
     def figures(self, total: Mapping[str, Any]) -> str:
         """Tokens, window and money in one line, of a turn or a session; "~" marks estimates."""
@@ -11395,7 +11373,7 @@ class Agent:
     def perform(self, one: Running) -> None:
         """Run an approved call, which was marked and saved before if it can have effects."""
         try:
-            if one.made.needs == "run" and self.shell is not None:
+            if one.made.needs == "run":
                 self.shell.call_id = re.sub(r"[^\w-]", "_", one.call.id)[:80]
             if one.plan:
                 self.workspace.journal.call = one.call.id
@@ -11448,10 +11426,10 @@ class Agent:
         text, count = reveal(self.mask(text))
         text = clip(text) + invisible_note(count)
         self.warn_invisible(f"the result of {call.name}", count)
-        loop = self.note_loop(one, status, text)
-        notes = self.notes_for(one) if status == "ok" else ""
-        text = clip(text, RESULT_CHARS - len(notes)) + loop + notes if notes else text + loop
         with self.signals:
+            loop = self.note_loop(one, status, text)
+            notes = self.notes_for(one) if status == "ok" else ""
+            text = clip(text, RESULT_CHARS - len(notes)) + loop + notes if notes else text + loop
             self.transcript.answer(call.id, text)
             self.save()
             ms = round((time.monotonic() - one.began) * 1000)
@@ -11511,12 +11489,10 @@ class Agent:
 
     def tokens(self) -> int:
         """The tokens of the next request: as the server counted, and what is new estimated."""
-        rows = self.transcript.encodings()
-        *origin, last, covered, counted = self.metered or (None, None, None, 0, 0)
-        known = origin == [self.client, self.client.model] and len(rows) >= covered
-        if known and rows[covered - 1][0] is last:
-            return int(counted) + sum(tokens for *_, tokens in rows[covered:])
-        return self.estimate()
+        read, counted = self.metered
+        if not read:
+            return self.estimate()
+        return counted + sum(tokens for *_, tokens in self.transcript.encodings()[read:])
 
     def fullness(self, chars: int, tokens: float) -> float:
         """How far a request of this size is towards the threshold, which is 1."""
@@ -11551,10 +11527,8 @@ class Agent:
 
     def misfit(self) -> str:
         """Why no compaction makes the conversation fit, and what does."""
-        tools, notes = (
-            estimate_tokens(self.tools_json),
-            estimate_tokens("".join(map(str, self.memory.values()))),
-        )
+        tools = estimate_tokens(self.tools_json)
+        notes = estimate_tokens("".join(map(str, self.memory.values())))
         fixed = tools + self.transcript.encodings()[0][2]
         return (
             f"the conversation does not fit: about {self.tokens()} tokens, with a window of"
@@ -11596,17 +11570,15 @@ class Agent:
         """The only step of a compaction that changes anything."""
         left = set(map(id, made))
         gone = [message for message in work.messages[1:] if id(message) not in left]
-        fresh = Transcript(made)
-        fresh.mask = self.transcript.mask
-        fresh.set_system(self.system_text())
         by, turns = len(work.messages) - len(made), self.session.header["turns"]
-        turns = [at - by if at >= work.cut else 0 for at in turns] if work.cut else turns
-        gone = [*self.session.unwritten, *gone]
-        # No call stands between these: no signal parts them. The save writes the archive first.
-        self.session.header["turns"], self.session.unwritten = turns, gone
-        self.session.transcript.messages, self.metered = fresh.messages, ()
-        self.client.forget_projection()
-        self.save()
+        with self.signals:
+            self.transcript.replace(made)
+            self.transcript.set_system(self.system_text())
+            turns[:] = [at - by if at >= work.cut else 0 for at in turns] if work.cut else turns
+            self.session.unwritten += gone  # the save writes them first
+            self.metered, self.filled = (0, 0), (0, False)
+            self.client.forget_projection()
+            self.save()
 
     # -- undo
 
@@ -11633,7 +11605,7 @@ class Agent:
             if gone:
                 report(f"the conversation before is kept as session {kept_as}")
                 self.transcript.replace(self.transcript.messages[:at])
-                self.client.forget_projection()
+                self.forget_sizes()
                 self.forget_notes(gone)
             if compacted:
                 self.notes.append("[note: the user undid the file changes of the last turns]")
@@ -11711,8 +11683,10 @@ class Agent:
             self.session.save()
             copy, _ = fork_session(self.session.path)
             copy.header["title"] = f"{copy.header.get('title', '')} (before /undo)"
-            copy.save()
-            copy.close()
+            try:
+                copy.save()
+            finally:
+                copy.close()
         except OSError as error:
             reason = f"no copy of the session can be kept ({error.strerror})"
             raise SessionError(f"{reason}, so nothing was undone") from error
@@ -11827,7 +11801,7 @@ class Compaction:
     def __init__(self, agent: Agent, focus: str, *, by_itself: bool, refused: bool) -> None:
         self.agent, self.focus, self.by_itself, self.cut = agent, focus, by_itself, 0
         self.messages = list(agent.transcript.messages)
-        self.sizes = {id(m): (m, len(line), n) for m, line, n in agent.transcript.encodings()}
+        self.rows = {id(row[0]): row for row in agent.transcript.encodings()}
         tokens = agent.tokens()
         # What was refused fills the window, whatever we thought of it.
         self.scale = max(tokens, agent.window(tokens) if refused else 0) / agent.estimate()
@@ -11835,20 +11809,19 @@ class Compaction:
         self.goal = fixed + GOAL_SHARE * max(0.0, min(1.0, self.full) - fixed)
         self.kept_share = (self.goal - fixed) / (self.full - fixed or 1) - POOR_SHARE
 
-    def size(self, message: Message) -> tuple[int, int]:
-        """Characters and tokens of a message, which is encoded once."""
-        if id(message) not in self.sizes:
-            line = encode(message)
-            self.sizes[id(message)] = (message, len(line), estimate_tokens(line))
-        return self.sizes[id(message)][1:]
+    def row(self, message: Message) -> tuple[Message, str, int]:
+        """A message, its JSON, made once, and its tokens, estimated."""
+        if id(message) not in self.rows:
+            self.rows[id(message)] = measured(message)
+        return self.rows[id(message)]
 
     def tokens(self, messages: Iterable[Message]) -> int:
         """How many tokens messages are, estimated."""
-        return sum(self.size(message)[1] for message in messages)
+        return sum(self.row(message)[2] for message in messages)
 
     def load(self, messages: Sequence[Message]) -> float:
         """How full a request with these messages would be; 1 is the threshold."""
-        chars = sum(self.size(message)[0] for message in messages)
+        chars = sum(len(self.row(message)[1]) for message in messages)
         tokens = self.tokens(messages) + estimate_tokens(self.agent.tools_json)
         return self.agent.fullness(chars, tokens * self.scale)
 
@@ -11872,7 +11845,7 @@ class Compaction:
 
         made = list(messages)
         for at, message in enumerate(made):
-            if message["role"] not in TURN_ROLES or self.size(message)[0] <= 2 * limit:
+            if message["role"] not in TURN_ROLES or len(self.row(message)[1]) <= 2 * limit:
                 continue
             whole = message["role"] in roles
             # Signed or not: a part of reasoning is worth nothing.
@@ -11924,7 +11897,7 @@ class Compaction:
     def part_way(self, share: float) -> int:
         """Where the last part begins, which is this share of all but the system message."""
         left, at = self.tokens(self.messages[1:]) * share, len(self.messages)
-        while at > 1 and (left := left - self.size(self.messages[at - 1])[1]) >= 0:
+        while at > 1 and (left := left - self.row(self.messages[at - 1])[2]) >= 0:
             at -= 1
         ends = range(at, len(self.messages))
         return next((n for n in ends if self.messages[n]["role"] != "tool"), len(self.messages) - 1)
@@ -12055,9 +12028,8 @@ def facts_of(messages: Sequence[Message]) -> str:
     """A note without the model: the files that calls named, what was run, and the note before."""
     files: dict[str, str] = {}
     runs = []
-    ends = {
-        m["tool_call_id"]: last_line(text_of(m["content"])) for m in messages if "tool_call_id" in m
-    }
+    last_lines = (text_of(m.get("content")).strip().rpartition("\n")[2][:80] for m in messages)
+    ends = dict(zip((m.get("tool_call_id") for m in messages), last_lines, strict=True))
     for call in (call for message in messages for call in calls_of(message)):
         name, given = call["function"]["name"], read_json_object(call["function"]["arguments"])[0]
         if command := given.get("command") or given.get("cmd"):
@@ -12070,11 +12042,6 @@ def facts_of(messages: Sequence[Message]) -> str:
     parts += ["Files (last used by):", *rows] if rows else []
     parts += ["Commands:", *runs[-FACTS:]] if runs else []
     return "\n".join(filter(None, parts))
-
-
-def last_line(text: str) -> str:
-    """The last line of a result, where the exit code stands."""
-    return text.strip().rpartition("\n")[2][:80]
 
 
 def flatten(messages: Iterable[Message], limit: int) -> str:
@@ -12379,7 +12346,7 @@ class Screen:
     def on_tool_result(self, id: str, name: str, status: str, content: str, **_: Any) -> None:
         """A call ended; of calls that ran at once the name says which."""
         if id != self.last_call:
-            self.line(f"← {visible(name)}")
+            self.line(f"← {name}")
         self.last_call = ""
         for line in outcome_lines(status, content):
             self.line(line)
@@ -12389,7 +12356,7 @@ class Screen:
     ) -> None:
         """A request is tried again."""
         again = "; the reply starts again" if restarts_reply else ""
-        self.line(f"retry {attempt} of {of} in {delay:.1f} s: {visible(reason)}{again}")
+        self.line(f"retry {attempt} of {of} in {delay:.1f} s: {reason}{again}")
 
     def figures(self, agent: Agent) -> None:
         """What a turn used, behind it."""
@@ -12411,7 +12378,7 @@ class Screen:
 
     def on_notice(self, level: str, text: str) -> None:
         """Something the user should know."""
-        self.line(f"agent: {visible(text)}")
+        self.line(f"agent: {text}")
 
     def on_compacted(self, archive: str, **figures: int) -> None:
         """The conversation was shortened."""
@@ -12770,7 +12737,7 @@ class Repl:
             elif text:
                 self.turn(text)
         except (AgentError, OSError) as error:
-            self.screen.line(f"agent: {visible(str(error))}")
+            self.screen.line(f"agent: {error}")
 
     def cancelled(self, exit_code: int) -> None:
         """After a signal: Ctrl-C gives the prompt back, any other ends the program."""
@@ -12796,7 +12763,7 @@ class Repl:
             self.screen.write(self.screen.out, live.piece(data))
 
         try:
-            code, _ = host.run(command, 3600, capture, show)
+            code, _ = host.run(command, MOST_SECONDS, capture, show)
             end = f"[exit code {code}]"
         except KeyboardInterrupt as stop:
             end = "[interrupted]"
@@ -12836,7 +12803,7 @@ class Repl:
             self.agent.set_model(argument)
         self.screen.line(f"model: {self.agent.client.model} at {self.agent.client.endpoint}")
         for name in [] if argument else self.agent.client.models():
-            self.screen.line(f"  {visible(self.agent.client.mask(name))}")
+            self.screen.line(f"  {self.agent.client.mask(name)}")
 
     def do_provider(self, argument: str) -> None:
         """show the providers or change to one: /provider [NAME]"""
@@ -12857,13 +12824,12 @@ class Repl:
     def do_status(self, _: str) -> None:
         """show model, mode, session and context"""
         agent = self.agent
-        agent.window()  # asked for by now, or never
         self.screen.line(f"model: {agent.client.model} at {agent.client.endpoint}")
         self.screen.line(f"mode: {agent.mode}; sandbox: {agent.workspace.sandbox_state}")
         self.screen.line(f"session: {agent.session.id}, {len(agent.transcript.messages)} messages")
-        (filled, guessed), window = agent.window_used(), agent.client.window
-        full = f"{'~' if guessed else ''}{filled} of {'' if window else '~'}"
-        self.screen.line(f"context: {full}{window or DEFAULT_CONTEXT} tokens")
+        (filled, guessed), window = agent.window_used(), agent.window()
+        full = f"{'~' * guessed}{filled} of {'~' * (not agent.client.window)}{window}"
+        self.screen.line(f"context: {full} tokens")
         self.screen.line(agent.figures(agent.session.header["usage"]))
         parts = [
             f"{amount_text(used)} of {amount_text(agent.budgets.limits[unit])} {unit}"
@@ -12889,7 +12855,7 @@ class Repl:
 
     def do_diff(self, _: str) -> None:
         """show what this session changed in files"""
-        self.screen.line(visible(self.agent.diff()).rstrip("\n") or "nothing was changed")
+        self.screen.line(self.agent.diff().rstrip("\n") or "nothing was changed")
 
     def do_undo(self, argument: str) -> None:
         """take back the last turn, or the last N: files and messages: /undo [N]"""
@@ -12969,7 +12935,7 @@ class Repl:
         session.header["title"] = title
         if session.path is not None and session.path.exists():
             self.agent.save()
-        self.screen.line(f"title: {visible(title)}")
+        self.screen.line(f"title: {title}")
 
     def do_export(self, argument: str) -> None:
         """write this session as Markdown into a new file: /export [FILE]"""
@@ -12991,9 +12957,7 @@ class Repl:
             raise
         finally:
             os.close(folder)
-        self.screen.line(
-            f"wrote {visible(name)}; it may hold private things: read it before you share it"
-        )
+        self.screen.line(f"wrote {name}; it may hold private things: read it before you share it")
 
     def do_exit(self, _: str) -> None:
         """leave (also exit, Ctrl-D)"""
@@ -13162,9 +13126,8 @@ def build_agent(
     client = Client(settings, report, sleep=sleep)
     client.model = settings.model or known_model(session, client) or client.first_model()
     client.price(client.model, must=settings.max_budget_usd > 0)
-    shell = ShellTools(workspace, report)
     agent = Agent(settings, client, workspace, emit=report, ask=guarded(ask) if ask else None)
-    agent.use_tools(choose_tools(settings, agent, shell, tools), shell)
+    agent.use_tools(choose_tools(settings, agent, tools))
     session, trouble = (session, "") if session else begin_session(settings, workspace.root)
     unwalled = agent.set_walls()
     agent.use_session(session)
@@ -13236,7 +13199,7 @@ def begin_session(settings: Settings, root: Path) -> tuple[Session, str]:
 
 
 def choose_tools(
-    settings: Settings, agent: Agent, shell: ShellTools, extra: Sequence[Callable[..., Any]]
+    settings: Settings, agent: Agent, extra: Sequence[Callable[..., Any]]
 ) -> dict[str, Tool]:
     """The registry: built-in tools in a fixed order, then the caller's own. Raises UsageError."""
     files = FileTools(agent.workspace, agent.may_show)
@@ -13250,7 +13213,7 @@ def choose_tools(
         settings.fetch_hosts, named, functools.partial(denies, policy, "fetch_url", "net")
     )
     built_in = (files.read_file, files.list_files, files.grep, files.write_file, files.edit_file)
-    others = (shell.bash, person.ask_user, person.note, web.web_search, web.fetch_url)
+    others = (agent.shell.bash, person.ask_user, person.note, web.web_search, web.fetch_url)
     older = RecallTool(lambda: agent.session)
     registry = make_registry([*built_in, *others, older.recall, *extra])
     for name in (*settings.tools, *settings.exclude_tools):
@@ -13274,13 +13237,13 @@ def install_signals(signals: Signals) -> None:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def wake() -> None:
-        while numbers := set(os.read(reader, 512)) - {signal.SIGURG}:
-            for pause in WAKE_SECONDS:
+        while numbers := set(os.read(reader, 512)):
+            for pause in WAKE_SECONDS if numbers - {signal.SIGURG} else ():
                 time.sleep(pause)
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
-            if not numbers.isdisjoint((signal.SIGHUP, signal.SIGTERM)):
+            if ends := numbers & {signal.SIGHUP, signal.SIGTERM}:
                 time.sleep(GIVE_UP_SECONDS)
-                os._exit(128 + min(numbers))
+                os._exit(128 + min(ends))
 
     threading.Thread(target=wake, daemon=True).start()
 

@@ -1280,14 +1280,24 @@ def test_half_a_save_is_gone_after_the_next_start_but_not_that_of_an_open_sessio
 
 def test_a_copy_ends_before_the_last_turns_and_has_the_archive(folder):
     more = [*TALK, {"role": "user", "content": "more"}, {"role": "assistant", "content": "done"}]
-    path = stored(folder, OLD, more, turns=[1, 3], archived=4)
-    path.with_suffix(".archive.jsonl").write_bytes(b"{}\n\ncut off")
+    path = stored(folder, OLD, more, turns=[1, 3], archived=3)
+    path.with_suffix(".archive.jsonl").write_bytes(b"{}\ncut off")
     fork, _ = fork_session(path, 1)
+    fork.save()
     fork.close()
     assert (fork.transcript.messages, fork.header["turns"]) == (TALK, [1])
-    assert (folder / f"{fork.id}.archive.jsonl").read_bytes() == b"{}\n\n"
+    assert (folder / f"{fork.id}.archive.jsonl").read_bytes() == b"{}\n"
     with pytest.raises(SessionError, match="2 turns"):
         fork_session(path, 3)
+
+
+def test_a_lock_that_can_not_be_taken_again_is_not_let_go_of_twice(folder):
+    session, _ = open_session(stored(folder, OLD))
+    shutil.rmtree(folder)
+    session.header["id"] = "x" * 300  # no disk has room for that name
+    with pytest.raises(SessionError, match="can not lock"):
+        session.save()
+    assert session.lock is None
 
 
 def test_a_session_in_a_folder_above_is_named(tmp_path, folder):

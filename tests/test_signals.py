@@ -13,6 +13,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import termios
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -583,6 +584,24 @@ def test_a_command_that_ended_while_we_were_stopped_has_its_result(shell, worksp
         screen.send("\x04")
         assert screen.modes() == before
     assert results(server.requests[1])[0].startswith("over")
+
+
+LISTENS = """
+import os, signal, threading, time
+import agent
+agent.install_signals(agent.Signals())
+for _ in range(3):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except agent.Stop:
+        time.sleep(sum(agent.WAKE_SECONDS) + 0.1)
+print(threading.active_count())
+"""
+
+
+def test_what_wakes_the_main_thread_up_is_there_for_every_signal():
+    ran = subprocess.run([sys.executable, "-c", LISTENS], capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("2\n", "")
 
 
 def test_the_program_can_be_called_in_each_of_its_ways(start_agent, workspace, environment):
