@@ -13043,7 +13043,7 @@ def markdown(session: Session) -> Iterator[str]:
     spoke, told = "", set[str]()
     for message in messages:
         content = closed_fence(text_of(message.get("content")).replace("\r\n", "\n").strip())
-        ids = {str(call.get("id")) for call in calls_of(message)}
+        ids = {str(call["id"]) for call in calls_of(message) if "id" in call}
         if message["role"] in ("system", "tool") or ids & told:
             continue
         told |= ids
