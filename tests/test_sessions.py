@@ -1280,13 +1280,13 @@ def test_half_a_save_is_gone_after_the_next_start_but_not_that_of_an_open_sessio
 
 def test_a_copy_ends_before_the_last_turns_and_has_the_archive(folder):
     more = [*TALK, {"role": "user", "content": "more"}, {"role": "assistant", "content": "done"}]
-    path = stored(folder, OLD, more, turns=[1, 3], archived=3)
-    path.with_suffix(".archive.jsonl").write_bytes(b"{}\ncut off")
+    path = stored(folder, OLD, more, turns=[1, 3], archived=16)
+    path.with_suffix(".archive.jsonl").write_bytes(b'{"role":"user"}\ncut off')
     fork, _ = fork_session(path, 1)
     fork.save()
     fork.close()
     assert (fork.transcript.messages, fork.header["turns"]) == (TALK, [1])
-    assert (folder / f"{fork.id}.archive.jsonl").read_bytes() == b"{}\n"
+    assert (folder / f"{fork.id}.archive.jsonl").read_bytes() == b'{"role":"user"}\n'
     with pytest.raises(SessionError, match="2 turns"):
         fork_session(path, 3)
 
