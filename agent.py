@@ -1835,11 +1835,7 @@ def fork_session(path: Path, without: int = 0) -> tuple[Session, list[str]]:
     except SessionError as error:
         return unkept_session(path, error)
     session.transcript = Transcript(messages)
-    try:
-        session.unwritten = [*Session(Transcript(), header, path.parent).archived()]
-    except OSError as error:
-        session.close()
-        raise SessionError(f"the archive can not be copied: {error.strerror}") from error
+    session.unwritten = [*Session(Transcript(), header, path.parent).archived()]
     return session, notes
 
 
