@@ -907,6 +907,12 @@ def costly(step: dict[str, Any], tokens: int, **more: Any) -> dict[str, Any]:
 NEARLY, LAST = "are used; come to an end", "this is the last request"
 
 
+def over(one: Stage) -> None:
+    """At this moment all the time of a prompt is used up."""
+    one.agent.budgets.began -= 1_000
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.25)
+
+
 @pytest.mark.parametrize(
     ("limits", "unit"),
     [
@@ -952,25 +958,40 @@ def test_the_end_of_the_time_ends_a_command_and_leaves_a_report(
     stage: Callable[..., Stage],
 ) -> None:
     before = signal.getsignal(signal.SIGALRM)
-    one = stage([run_bash(f"echo early; sleep {NAP}"), "report"], timeout=0.3)
+
+    def emit(kind: str, **data: Any) -> None:
+        if kind == "tool_output":
+            over(one)
+
+    one = stage([run_bash(f"echo early; sleep {NAP}"), "report"], timeout=600.0, emit=emit)
     result = one.run()
     assert (result.status, result.exit_code, result.text) == ("limit", 53, "report")
     (text,) = results(one.sent())
     assert text.startswith("early\n[ended: the time budget") and LAST in text
-    assert (alive(NAP), signal.getsignal(signal.SIGALRM)) == ([], before)
+    assert signal.getsignal(signal.SIGALRM) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    until(lambda: not alive(NAP))
 
 
 def test_the_end_of_the_time_ends_a_stream_without_an_end(stage: Callable[..., Stage]) -> None:
-    one = stage([{"fault": "stall"}, "report"], timeout=0.3)
+    def emit(kind: str, **data: Any) -> None:
+        if kind == "text" and not users(one.messages)[1:]:
+            over(one)
+
+    one = stage([{"fault": "stall"}, "report"], timeout=600.0, emit=emit)
     assert (one.run().exit_code, one.messages[-1]["content"]) == (53, "report")
     assert one.messages[2]["content"].endswith("[cut by the user]")
     assert LAST in users(one.sent())[-1]
 
 
 def test_a_report_that_does_not_come_ends_the_turn_as_well(stage: Callable[..., Stage]) -> None:
-    one = stage([{"text": "I look.", **run_bash(f"sleep {NAP}")}, {"fault": "stall"}], timeout=0.2)
-    one.agent.budgets.report_seconds = 0.2
+    def emit(kind: str, **data: Any) -> None:
+        if kind in ("tool_use", "text") and data.get("text") != "I look.":
+            over(one)
+
+    script = [{"text": "I look.", **run_bash(f"sleep {NAP}")}, {"fault": "stall"}]
+    one = stage(script, timeout=600.0, emit=emit)
+    assert one.agent.budgets.report_seconds == 60
     result = one.run()
     assert (result.status, result.exit_code) == ("limit", 53)
     assert result.text.startswith("The quick")
@@ -978,10 +999,12 @@ def test_a_report_that_does_not_come_ends_the_turn_as_well(stage: Callable[..., 
 
 def test_the_end_of_the_time_is_no_approval(stage: Callable[..., Stage]) -> None:
     def ask(question: Any) -> str:
-        time.sleep(60 if question.name else 0)
+        if question.name:
+            over(one)
+            time.sleep(60)
         return "y" if question.name else "n"
 
-    one = stage([write("a"), "report"], mode="ask", ask=ask, timeout=0.2)
+    one = stage([write("a"), "report"], mode="ask", ask=ask, timeout=600.0)
     assert (one.run().exit_code, (one.root / "a").exists()) == (53, False)
     assert results(one.messages)[0].startswith("not run: the budget is used up")
 
@@ -989,7 +1012,14 @@ def test_the_end_of_the_time_is_no_approval(stage: Callable[..., Stage]) -> None
 def test_in_another_thread_the_time_is_looked_at_between_steps(
     stage: Callable[..., Stage],
 ) -> None:
-    one = stage([run_bash("sleep 0.2"), "report"], timeout=0.1)
+    @tool(needs="read")
+    def wait() -> str:
+        """Take all the time."""
+        one.agent.budgets.began -= 1_000
+        return "waited"
+
+    script = [{"call": "wait", "arguments": {}}, "report"]
+    one = stage(script, tools=[wait], timeout=600.0)
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(one.run()))
     thread.start()
@@ -1081,7 +1111,8 @@ def test_ctrl_c_in_the_check_ends_it_and_all_that_it_started(stage: Callable[...
             os.kill(os.getpid(), signal.SIGINT)
 
     one = stage(["done"], check=f"sleep {NAP} & echo up; sleep {NAP}", emit=emit)
-    assert (one.run().exit_code, alive(NAP)) == (130, [])
+    assert one.run().exit_code == 130
+    until(lambda: not alive(NAP))
 
 
 def test_equal_calls_with_equal_results_get_a_note_and_then_an_end(

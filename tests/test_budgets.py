@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import threading
-import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,6 +134,12 @@ def say(*texts: str, name: str = "echo", **extra: Any) -> dict[str, Any]:
 def shell(command: str, **extra: Any) -> dict[str, Any]:
     """A step with a command."""
     return {"call": "bash", "arguments": {"command": command}} | extra
+
+
+def time_is_over(one: Stage) -> None:
+    """At this moment all the time of a prompt is used up."""
+    one.agent.budgets.began -= 1_000
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.25)
 
 
 def write(path: str, **extra: Any) -> dict[str, Any]:
@@ -409,6 +414,8 @@ def test_in_the_repl_a_budget_asks_to_go_on(terminal, config, flags, command):
 class Endless(FlakyServer):
     """A server whose replies never end, until it is told that this is the last request."""
 
+    over: Callable[[], None]  # is called behind some words
+
     def next_actions(self, request: Any) -> Any:
         """A reply of the script for the report, else words for ever."""
         if LAST in request["messages"][-1]["content"]:
@@ -418,6 +425,8 @@ class Endless(FlakyServer):
     def words(self, reply: Reply) -> Iterator[Any]:
         """Other words each time; a test that fails must not last for ever."""
         for n in range(20_000):
+            if n == 9:
+                self.over()
             yield reply.event({"content": f"word {n} of many\n"})
             yield Pause(0.01)
 
@@ -426,56 +435,56 @@ def test_a_timeout_ends_a_running_command_with_its_children_and_keeps_its_output
     stage: Callable[..., Stage],
 ) -> None:
     begun = shell(f"echo begun; sleep {NAP} & sleep {NAP}")
-    one = stage([begun, "report", "never"], timeout=1.0)
+    one = stage([begun, "report", "never"], timeout=2.0)
     result = one.run()
     assert (result.status, result.exit_code, result.text) == ("limit", 53, "report")
     assert results(one.server.requests[1])[0].startswith("begun\n")
-    assert (one.marks(), alive(NAP)) == ([0, 1], [])
+    assert one.marks() == [0, 1]
+    until(lambda: not alive(NAP))
     assert "--timeout" in errors_of(one)[-1]
 
 
 @pytest.mark.parametrize(
     "wait",
     [
-        pytest.param(
-            {"text": "one two three four", "hold_after": 2}, id="a silent stream", marks=LONG
-        ),
-        pytest.param({"text": "x", "hold": "before"}, id="no answer", marks=LONG),
-        pytest.param(
-            {"status": 429, "headers": {"Retry-After": "90"}},
-            id="a retry wait",
-            marks=LONG,
-        ),
-        pytest.param({"fault": "keepalive_stall"}, id="comments", marks=LONG),
-        pytest.param(say("x", name="act") | {"hold_after": 1}, id="a call", marks=LONG),
+        pytest.param({"text": "one two three four", "hold_after": 2}, id="a silent stream"),
+        pytest.param({"text": "x", "hold": "before"}, id="no answer"),
+        pytest.param({"status": 429, "headers": {"Retry-After": "90"}}, id="a retry wait"),
+        pytest.param({"fault": "keepalive_stall"}, id="comments"),
+        pytest.param(say("x", name="act") | {"hold_after": 1}, id="a call"),
     ],
 )
 def test_a_timeout_ends_a_wait_and_asks_for_the_report(
     stage: Callable[..., Stage], wait: dict[str, Any]
 ) -> None:
-    one = stage([wait, "report", "never"], tools=[act], timeout=1.0)
+    def model(request: Any) -> Any:
+        threading.Timer(0.1, time_is_over, [one]).start()  # whatever it has got by then
+        return wait
+
+    one = stage([model, "report", "never"], tools=[act], timeout=600.0)
     result = one.run()
     assert (result.status, result.exit_code, result.text) == ("limit", 53, "report")
     assert (one.marks(), LAST in one.last_sent()) == ([0, 1], True)
     assert one.of("tool_use") == []
 
 
-@LONG
 def test_a_timeout_ends_a_stream_without_end(stage: Callable[..., Stage]) -> None:
-    one = stage(Endless(["report", "never"]), timeout=1.0)
+    server = Endless(["report", "never"])
+    one = stage(server, timeout=600.0)
+    server.over = lambda: time_is_over(one)
     result = one.run()
     assert (result.status, result.exit_code, result.text) == ("limit", 53, "report")
     assert one.marks() == [0, 1]
 
 
-@LONG
 def test_a_timeout_ends_a_question_and_the_call_is_not_run(stage: Callable[..., Stage]) -> None:
     def ask(question: Any) -> str:
         if question.name:  # a call; the other question is whether to go on
+            time_is_over(one)
             threading.Event().wait(60)
         return "n"
 
-    one = stage([shell("touch ran"), "report", "never"], mode="ask", ask=ask, timeout=1.0)
+    one = stage([shell("touch ran"), "report", "never"], mode="ask", ask=ask, timeout=600.0)
     result = one.run()
     assert (result.status, result.exit_code, result.text) == ("limit", 53, "report")
     assert (one.marks(), (one.root / "ran").exists()) == ([0, 1], False)
@@ -502,8 +511,12 @@ def test_a_timeout_ends_a_question_on_the_terminal(terminal, workspace):
 def test_the_report_has_its_time_when_other_budgets_are_used_up_as_well(
     stage: Callable[..., Stage],
 ) -> None:
+    def work(request: Any) -> Any:
+        threading.Timer(0.1, time_is_over, [one]).start()  # whatever runs by then
+        return shell(f"sleep {NAP}")
+
     report = {"text": "report", "hold": "before"}
-    one = stage([shell(f"sleep {NAP}"), report], timeout=0.3, max_turns=1)
+    one = stage([work, report], timeout=600.0, max_turns=1)
     known = threading.Timer(0.2, one.server.release)
     threading.Thread(target=lambda: one.server.holding.wait(60) and known.start()).start()
     assert (one.run().text, one.marks()) == ("report", [0, 1])
@@ -512,11 +525,12 @@ def test_the_report_has_its_time_when_other_budgets_are_used_up_as_well(
 def test_a_summary_takes_no_time_of_the_report(stage: Callable[..., Stage]) -> None:
     def model(request: Any) -> Any:
         if "tools" not in request:
+            time_is_over(one)
             return {"text": "Files: one and another", "hold_after": 2}
         last = LAST in str(request["messages"][-1])
         return "report" if last else f"{len(request['messages'])} {'word ' * 800}"
 
-    one = stage(itertools.repeat(model), timeout=0.5, context=9000)
+    one = stage(itertools.repeat(model), timeout=600.0, context=9000)
     ended = next(result for n in range(20) if (result := one.run(f"prompt {n}")).exit_code)
     assert (ended.exit_code, ended.text, one.marks()[-1]) == (53, "report", 1)
     assert ["tools" in request for request in one.server.requests].count(False) == 1
@@ -535,10 +549,12 @@ def test_ctrl_c_while_the_end_of_the_time_is_saved_is_not_lost(
         if kind == "tool_result":  # what is saved next is refused, and that is reported
             one.agent.session.path.unlink()
             one.agent.session.path.mkdir()
+        elif kind == "tool_output":
+            time_is_over(one)
         elif kind == "notice":
             signal.raise_signal(signal.SIGINT)
 
-    one = stage([shell(f"sleep {NAP}"), "report"], timeout=0.3)
+    one = stage([shell(f"echo up; sleep {NAP}"), "report"], timeout=600.0)
     one.agent.emit = emit
     assert (one.run().exit_code, len(one.server.requests)) == (130, 1)
 
@@ -550,37 +566,21 @@ def test_the_end_of_the_time_inside_a_finalizer_is_no_signal_to_be_sent_again() 
     assert left == timers
 
 
-@LONG
 def test_time_is_told_at_nine_tenths_too(stage: Callable[..., Stage]) -> None:
-    began = time.monotonic()
+    count = itertools.count(1)
 
     @tool(needs="read")
     def tick() -> str:
-        """Wait a moment."""
-        threading.Event().wait(0.05)
-        return f"at {time.monotonic() - began:.3f}"
+        """Take a tenth of the time."""
+        one.agent.budgets.began -= 1_000
+        return f"tick {next(count)}"
 
-    def model(request: Any) -> Any:
-        noted = request["messages"][-1]["content"].count("\n[") > 0
-        return "done" if noted else {"call": "tick", "arguments": {}}
-
-    one = stage(itertools.repeat(model), tools=[tick], timeout=15.0, max_turns=0)
+    ticks = [{"call": "tick", "arguments": {}}] * 9
+    one = stage([*ticks, "done"], tools=[tick], timeout=10_000.0)
     result = one.run()
     assert (result.status, result.exit_code, sum(one.marks())) == ("done", 0, 0)
-    assert results(one.server.requests[-1])[-1].startswith("at 1")
-
-
-@LONG
-def test_a_report_that_does_not_come_ends_within_its_minute(run_agent):
-    with FlakyServer([{"text": "x", "hold": "before"}] * 3) as server:
-        began = time.monotonic()
-        done = run_agent(
-            "--output-format", "json", "--timeout", "1", "hi", server=server, timeout=180
-        )
-        lasted = time.monotonic() - began
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["status"], len(server.requests)) == (53, "limit", 2)
-    assert lasted < 120
+    texts = results(one.server.requests[-1])
+    assert [n for n, text in enumerate(texts, 1) if text != f"tick {n}"] == [9]
 
 
 def test_time_leaves_no_timer_behind(stage: Callable[..., Stage]) -> None:
@@ -1061,11 +1061,15 @@ def test_the_verdict_does_not_hide_that_the_run_could_not_end(
 
 
 @LONG
-def test_a_check_that_hangs_is_ended_by_the_timeout(stage: Callable[..., Stage]) -> None:
+def test_a_check_that_hangs_is_ended_by_the_timeout(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.CHECK_SECONDS", 2)
     one = stage(itertools.repeat("done"), check=f"echo hung; sleep {NAP}", timeout=2.0)
     result = one.run()
-    assert (result.status, result.exit_code, alive(NAP)) == ("check_failed", 3, [])
+    assert (result.status, result.exit_code) == ("check_failed", 3)
     assert sum(one.marks()) <= 1
+    until(lambda: not alive(NAP))
 
 
 def test_ctrl_c_in_a_check_gives_the_prompt_back(terminal, workspace):
@@ -1088,7 +1092,8 @@ def test_ctrl_c_in_a_check_is_130_and_leaves_nothing(start_agent, workspace):
         until((workspace / "began").exists)
         agent.send_signal(signal.SIGINT)
         agent.communicate(timeout=60)
-    assert (agent.returncode, alive(NAP)) == (130, [])
+    assert agent.returncode == 130
+    until(lambda: not alive(NAP))
 
 
 # -- what it cost, as a person sees it -----------------------------------------------------------

@@ -44,6 +44,7 @@ from flaky_server import FlakyServer
 PLAIN = settings(
     deadline=None,
     database=None,
+    derandomize=True,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )

@@ -2,8 +2,7 @@
 
 A signal is sent when something shows that the place is reached: a request that the server holds,
 a file, a line on the screen. Only the fuzz picks its moments at random, by the number of events
-or questions so far: `SIGNAL_SEED=1234 pytest tests/test_signals.py` repeats a run that failed and
-printed this seed.
+or questions so far: `SIGNAL_SEED=1234 pytest tests/test_signals.py` picks others than CI does.
 """
 
 import json
@@ -233,7 +232,7 @@ def test_ctrl_c_gives_the_prompt_back_and_other_signals_end(
         screen.interrupt()
         screen.expect("(cancelled)")
         screen.prompt()
-        assert alive(f"sleep\0{NAP}") == [] or name == "background job"
+        until(lambda: name == "background job" or not alive(f"sleep\0{NAP}"))
         screen.send("\x04")
         leave_as_it_was(screen, 0)
     until(lambda: not alive(NAP))
@@ -345,8 +344,8 @@ def test_a_reader_that_stalls_does_not_hold_the_end_up(start_agent, workspace, n
 
 
 def the_chance(offset: int) -> random.Random:
-    """Random numbers from a seed that is printed, or that was asked for."""
-    seed = int(os.environ.get("SIGNAL_SEED", random.randrange(1_000_000)))
+    """Random numbers from a seed that was asked for, or that is always the same; printed."""
+    seed = int(os.environ.get("SIGNAL_SEED", 6))
     print(f"SIGNAL_SEED={seed} (part {offset})")
     return random.Random(seed + offset)
 
