@@ -1711,7 +1711,7 @@ def test_a_note_that_takes_too_long_is_asked_for_once_more_with_half_the_text(
     stage: Callable[..., Stage],
 ) -> None:
     one = compacting(stage, silent, steps=3)
-    one.agent.summary_seconds = 0.4
+    one.agent.summary_seconds = 2.0
     assert one.run("the task").status == "done"
     first, second = map(note_request, compactions(one)[:2])
     assert len(second) < len(first) * 0.75
