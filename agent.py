@@ -5433,14 +5433,16 @@ class CommandHost:
                 cwd=self.root,
                 env=environ,
             )
-            theirs.close()
             self.process.stdin.write(source.encode())
             self.process.stdin.close()
             self.channel = ours
         finally:
-            if self.channel is None and self.process is not None:  # half started by a Ctrl-C
-                self.process.kill()
-                self.close()
+            theirs.close()
+            if self.channel is None:  # half started by a Ctrl-C
+                ours.close()
+                if self.process is not None:
+                    self.process.kill()
+                    self.close()
 
     def run(
         self, command: str, timeout: float, capture: Capture, on_output: Callable[[bytes], None]

@@ -986,10 +986,10 @@ def test_the_end_of_the_time_ends_a_stream_without_an_end(stage: Callable[..., S
 
 def test_a_report_that_does_not_come_ends_the_turn_as_well(stage: Callable[..., Stage]) -> None:
     def emit(kind: str, **data: Any) -> None:
-        if kind in ("tool_use", "text") and data.get("text") != "I look.":
+        if kind in ("tool_output", "text") and data.get("text") != "I look.":
             over(one)
 
-    script = [{"text": "I look.", **run_bash(f"sleep {NAP}")}, {"fault": "stall"}]
+    script = [{"text": "I look.", **run_bash(f"echo up; sleep {NAP}")}, {"fault": "stall"}]
     one = stage(script, timeout=600.0, emit=emit)
     assert one.agent.budgets.report_seconds == 60
     result = one.run()
