@@ -549,12 +549,10 @@ def test_ctrl_c_while_the_end_of_the_time_is_saved_is_not_lost(
         if kind == "tool_result":  # what is saved next is refused, and that is reported
             one.agent.session.path.unlink()
             one.agent.session.path.mkdir()
-        elif kind == "tool_output":
-            time_is_over(one)
         elif kind == "notice":
             signal.raise_signal(signal.SIGINT)
 
-    one = stage([shell(f"echo up; sleep {NAP}"), "report"], timeout=600.0)
+    one = stage([shell(f"sleep {NAP}"), "report"], timeout=2.0)
     one.agent.emit = emit
     assert (one.run().exit_code, len(one.server.requests)) == (130, 1)
 
