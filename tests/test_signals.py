@@ -217,7 +217,7 @@ def leave_as_it_was(screen: Any, code: int) -> None:
 REPL = {("command", signal.SIGINT), ("before_tool", signal.SIGINT)}
 
 
-@pytest.mark.parametrize("name, number", rows(REPL))
+@pytest.mark.parametrize("name, number", rows(REPL, (signal.SIGINT, signal.SIGTERM)))
 def test_ctrl_c_gives_the_prompt_back_and_other_signals_end(
     terminal, scene, workspace, name, number
 ):

@@ -1417,4 +1417,4 @@ def test_any_life_of_a_project_sends_valid_requests_and_loses_no_turn(tmp_path):
 
 @pytest.mark.long
 def test_any_life_of_a_project_sends_valid_requests_and_loses_no_turn_long(tmp_path):
-    lives(tmp_path, 150, 30)
+    lives(tmp_path, 100, 30)
