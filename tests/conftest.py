@@ -207,6 +207,8 @@ QUICK_CASES = {
     "test_a_key_beside_the_config_is_not_in_the_environment_either": 0,
     "test_a_wrong_list_of_names_is_named": 1,
     "test_a_command_may_hold_letters_that_the_locale_does_not_know": 0,
+    # test_compaction.py
+    "test_a_giant_reply_is_clipped_and_the_turn_goes_on": 4,
     # test_edits.py
     "test_an_edit_changes_exactly_its_place": 12,
     "test_an_edit_keeps_the_encoding_of_utf_16": 3,

@@ -660,7 +660,7 @@ def test_a_giant_result_of_the_last_step_is_clipped(
         assert "<g0>" in texts(sent, "tool") and TASK in texts(sent, "user")
 
 
-GIANT = "".join(f"line {n} of a giant\n" for n in range(15_000))
+GIANT = "".join(f"line {n} of a giant\n" for n in range(5_000))
 GIANTS = [
     pytest.param({"call": "write_file", "arguments": {"path": "g", "content": GIANT}}, id="call"),
     pytest.param({**say("x"), "text": GIANT}, id="text beside a call"),
