@@ -13232,6 +13232,9 @@ def install_signals(signals: Signals) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.signal(signal.SIGURG, lambda *_: None)  # it only wakes up
+    # As a parent may have left them: no end of a child would be told, and no Ctrl-C come.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signals.give_up = True
     signals.install()
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
