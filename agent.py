@@ -150,6 +150,8 @@ class LaterDataclass:
 
     def make(self) -> None:
         """What the decorator would have done at once; begins anew where a Ctrl-C has stopped it."""
+        if self.made:
+            return
         with self.lock:
             if self.made:
                 return
@@ -10526,7 +10528,9 @@ class Agent:
 
     def set_mode(self, mode: str) -> None:
         """Change the mode; the model is told once, with the next user message (T1)."""
-        if mode != self.mode:
+        with self.signals:  # in between the mode would stand without its walls
+            if mode == self.mode:
+                return
             self.mode = mode
             if missing := self.set_walls():
                 self.emit("notice", level="warning", text=missing)
@@ -10818,16 +10822,16 @@ class Agent:
     def begin_turn(self, prompt: str) -> None:
         """The user message, with what changed since the last one, saved before anything is sent."""
         self.keep(self.session.keep_backup)
-        known = dict.fromkeys([*project_folders(self.workspace.root), *self.memory])
-        self.notes += self.read_notes(known)
-        self.warn_invisible("AGENTS.md", sum(memo.invisible for memo in self.memory.values()))
         header, root = self.session.header, str(self.workspace.root)
         self.budgets.begin()
-        self.notes += filter(None, [self.budgets.note()])
         self.nudges = {}
         self.watch_loops()
         header["title"] = header.get("title") or first_line(clean(prompt))
-        with self.signals:
+        with self.signals:  # in between what is news would count as told
+            known = dict.fromkeys([*project_folders(self.workspace.root), *self.memory])
+            self.notes += self.read_notes(known)
+            self.warn_invisible("AGENTS.md", sum(memo.invisible for memo in self.memory.values()))
+            self.notes += filter(None, [self.budgets.note()])
             before = header.get("root")
             if isinstance(before, str) and before not in ("", root):
                 self.notes.insert(0, MOVED.format(before=before, root=root))
@@ -13230,6 +13234,9 @@ def install_signals(signals: Signals) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.signal(signal.SIGURG, lambda *_: None)  # it only wakes up
+    # As a parent may have left them: no end of a child would be told, and no Ctrl-C come.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signals.give_up = True
     signals.install()
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

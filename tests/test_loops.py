@@ -9,6 +9,8 @@ import itertools
 import json
 import os
 import re
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -853,6 +855,50 @@ def test_notes_that_changed_go_once_into_the_next_user_message(
     assert (first, third) == ("first", "third")
     assert (second.count("RULE NEW"), second.endswith("second")) == (1, True)
     assert one.server.requests[0]["messages"][0] == one.server.requests[-1]["messages"][0]
+
+
+def interrupt(where: Callable[..., Any], event: str, action: Callable[[], Any]) -> None:
+    """Carry out the action with a Ctrl-C at the first such event of this function."""
+
+    def watch(frame: Any, kind: str, arg: Any) -> Any:
+        if frame.f_code is not where.__code__:
+            return None
+        if kind == event:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGINT)
+        return watch
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return
+    finally:
+        sys.settrace(before)
+
+
+def test_notes_whose_change_is_found_when_ctrl_c_comes_are_told_once(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    one = stage(["fine", "again"])
+    one.agent.run("one")
+    (tmp_path / "AGENTS.md").write_text("Use tabs.\n")
+    interrupt(Agent.read_notes, "return", lambda: one.agent.run("two"))
+    assert one.agent.run("three").text == "again"
+    assert json.dumps(one.server.requests[-1]["messages"]).count("Use tabs.") == 1
+
+
+def test_a_mode_whose_change_ctrl_c_meets_stands_with_its_walls(
+    stage: Callable[..., Stage],
+) -> None:
+    agent = stage([], mode="ask", sandbox="auto").agent
+    agent.signals.install([signal.SIGINT])
+    try:
+        interrupt(Agent.set_walls, "call", lambda: agent.set_mode("auto"))
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert (agent.mode, "only in mode" in agent.workspace.sandbox_state) == ("auto", False)
 
 
 def test_notes_that_a_person_changes_while_the_model_writes_beside_them_are_told(

@@ -311,6 +311,23 @@ def test_what_was_ignored_at_the_start_stays_ignored(start_agent, workspace, und
     assert (agent.returncode, out) == (0, "one two three\n")
 
 
+def test_what_a_parent_blocked_or_ignored_reaches_neither_us_nor_commands(start_agent, workspace):
+    odd = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    odd += "; signal.pthread_sigmask(signal.SIG_BLOCK, [1, 2, 15])"
+    odd += "; os.execv(sys.argv[1], sys.argv[1:])"
+    show = call(
+        "bash", command="grep -E 'Sig(Blk|Ign)' /proc/self/status | rev | cut -c 1-6; exit 3"
+    )
+    with FlakyServer([show, {"text": "one two three", "hold_after": 1}]) as server:
+        under = [os.sys.executable, "-c", odd]
+        agent = start_agent("--yes", "--mode", "auto", "go", server=server, under=under)
+        until(server.holding.is_set)
+        agent.send_signal(signal.SIGINT)
+        _, err = agent.communicate(timeout=60)
+    assert (agent.returncode, "timed out" in err) == (130, False)
+    assert results(server.requests[1])[0].split() == ["000000", "000000", "[exit", "code", "3]"]
+
+
 @pytest.mark.parametrize(
     "number",
     [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.long) for n in list(CODES)[1:])],
