@@ -1785,6 +1785,22 @@ def test_the_first_message_that_differs_is_named_when_the_cache_is_lost(
     assert fell == "message 2 (assistant) differs from the request before"
 
 
+def test_neither_a_summary_nor_another_model_is_taken_for_the_request_before(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage([cached("a", 900), "NOTE", cached("b", 0), cached("c", 900), cached("d", 0)])
+    one.agent.transcript.replace([*one.messages, *talk_of(8)])
+    one.run("one")
+    assert one.agent.compact() is True
+    one.run("two")
+    assert one.agent.client.cache_fell == "message 1 (user) differs from the request before"
+    one.run("three")
+    one.agent.client.cache_fell = ""
+    one.agent.set_model("flaky-2")
+    one.run("four")
+    assert one.agent.client.cache_fell == ""
+
+
 def test_recall_finds_what_fits_best_in_what_was_removed(stage: Callable[..., Stage]) -> None:
     one = stage(["NOTE"], tools=[echo], compact_at=0.0)
     recall = one.agent.tools["recall"].function

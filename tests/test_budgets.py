@@ -20,7 +20,18 @@ from typing import Any
 import pytest
 from conftest import NAP, alive, prompts, results, until
 
-from agent import Agent, Settings, UsageError, build_agent, load, problems, tool
+from agent import (
+    Agent,
+    Settings,
+    Signals,
+    UsageError,
+    build_agent,
+    cost_of,
+    in_time,
+    load,
+    problems,
+    tool,
+)
 from flaky_server import FlakyServer, Pause, Reply
 
 LAST = "this is the last request"
@@ -530,6 +541,32 @@ def test_time_leaves_no_timer_behind(stage: Callable[..., Stage]) -> None:
     assert signal.getsignal(signal.SIGALRM) == before
 
 
+def test_a_timer_of_the_caller_comes_back() -> None:
+    rung: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 900.0)
+        assert in_time(600.0, lambda: "done", Signals()) == "done"
+        assert 600.0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 900.0
+        signal.raise_signal(signal.SIGALRM)
+        assert rung == [signal.SIGALRM]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_note_never_changes_a_result_that_was_sent(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), "never"], tools=[echo], max_turns=1)
+    one.run()
+    messages = one.agent.transcript.messages
+    one.agent.transcript.replace(messages[: 1 + [m["role"] for m in messages].index("tool")])
+    before = dict(one.agent.transcript.messages[-1])
+    one.agent.sent = one.agent.transcript.messages[-1]
+    one.agent.tell("[note: late]")
+    last = one.agent.transcript.messages[-2:]
+    assert (last[0], last[1]["content"]) == (before, "[note: late]")
+
+
 def test_an_agent_in_another_thread_may_have_a_timeout(stage: Callable[..., Stage]) -> None:
     one = stage(["fine"], timeout=600.0)
     ended: list[Any] = []
@@ -640,6 +677,17 @@ def test_a_reported_cost_uses_a_budget_up(stage: Callable[..., Stage]) -> None:
     step = say("a", usage=counts(1, 1, cost=0.75))
     one = stage([step, "report"], tools=[echo], prices=PRICED, max_budget_usd=0.5)
     assert (one.run().exit_code, one.marks()) == (53, [0, 1])
+
+
+def test_a_count_of_cached_tokens_that_is_too_high_makes_nothing_cheaper() -> None:
+    used = {"prompt_tokens": 100, "cached_tokens": 500, "completion_tokens": 0}
+    assert cost_of(used, (10.0, 1.0, 0.0)) == pytest.approx(0.0001)
+
+
+def test_zeros_of_a_server_that_does_not_count_are_estimated(stage: Callable[..., Stage]) -> None:
+    one = stage([{"text": "a", "usage": counts(0, 0)}])
+    used = one.run().usage
+    assert (one.of("usage")[0]["estimated"], used["prompt_tokens"] > 0) == (True, True)
 
 
 def test_an_unknown_price_is_none_and_never_zero(stage: Callable[..., Stage]) -> None:
@@ -900,6 +948,20 @@ def test_no_rule_and_no_mode_keeps_the_users_own_check_from_running(
     assert (result.status, result.exit_code, ran(one)) == ("done", 0, 1)
     assert not (one.root / "forbidden").exists()
     assert [event["name"] for event in one.of("tool_use")] == ["bash"]
+
+
+def test_a_check_has_a_minute_however_short_the_timeout_is(stage: Callable[..., Stage]) -> None:
+    one = stage(["done", "report"], check="sleep 0.5; echo x > late", timeout=0.3)
+    assert (one.run().exit_code, (one.root / "late").exists()) == (0, True)
+
+
+def test_what_a_check_prints_is_masked(stage: Callable[..., Stage]) -> None:
+    environ = {"PATH": os.environ["PATH"], "MY_TOKEN": "sk-zebra-0123456789abcdef"}
+    check = "echo sk-zebra-01234567'89abcdef'; false"
+    one = stage(itertools.repeat("done"), check=check, max_turns=2, environ=environ)
+    assert one.run().exit_code == 3
+    told = one.server.requests[1]["messages"][-1]["content"]
+    assert ("[masked]" in told, "zebra-0123456789" in told) == (True, False)
 
 
 def test_each_prompt_has_its_verdict(stage: Callable[..., Stage]) -> None:

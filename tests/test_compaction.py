@@ -13,6 +13,7 @@ the note is asked for with flat text, since many gateways refuse call shapes wit
 
 import contextlib
 import dataclasses
+import errno
 import io
 import itertools
 import json
@@ -27,8 +28,10 @@ from conftest import put_session, session_files
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import agent as agent_module
 from agent import (
     Agent,
+    Compaction,
     Person,
     Repl,
     Screen,
@@ -526,6 +529,41 @@ def test_the_receipt_tells_the_figures_and_where_the_originals_are(root: Path) -
         wanted = [*(str(event[name]) for name in figures), path.name]
         assert err.getvalue().count("\n") == 1
         assert [part for part in wanted if part not in err.getvalue().replace(",", "")] == []
+
+
+def test_what_the_full_disk_does_not_take_stays_in_memory_until_it_does(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, full = agent_module.append_private, [True]
+
+    def append(path: Path, text: str) -> None:
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, text)
+
+    history = plain(10)
+    with staged(root, Play(["fine"]), history, context=60_000) as one:
+        monkeypatch.setattr(agent_module, "append_private", append)
+        assert one.agent.compact() is True
+        session = one.agent.session
+        assert ([m for m in session.archived() if m in history], one.archive()) == (
+            history[1 : 1 + len(session.unwritten)],
+            [],
+        )
+        assert one.of("compacted")[0]["archive"] == ""
+        assert one.saved()["messages"][1:] == history[1:], "nothing is cut off before it is kept"
+        full[0] = False
+        assert one.agent.run("go on").text == "fine"
+        assert (not_kept_once(one, history[1:]), session.unwritten) == ([], [])
+
+
+def test_a_clipped_result_names_the_file_that_has_all_of_it(root: Path) -> None:
+    told = "[the rest is not shown: read_file .agent/output/x/1.txt]"
+    result = {"role": "tool", "tool_call_id": "1", "content": f"{'x' * 3000}\n{told}\n" * 2}
+    with staged(root, Play(), plain(1)) as one:
+        [made] = Compaction(one.agent).clipped([result], 1000)
+    assert len(made["content"]) <= 1000
+    assert "the whole output: read_file .agent/output/x/1.txt" in made["content"]
 
 
 def test_a_session_in_memory_keeps_its_archive_in_memory(root: Path) -> None:

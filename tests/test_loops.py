@@ -255,6 +255,14 @@ def test_errors_of_one_reply_count_and_the_model_gets_to_see_the_note(
     assert (one.run().status, noted(one.results, one.results[0])) == ("done", [8])
 
 
+def test_more_errors_of_one_reply_than_end_a_turn_are_told_first(
+    stage: Callable[..., Stage],
+) -> None:
+    texts = [f"try {n}" for n in range(12)]
+    one = stage([say(*texts, name="bad"), say("ok", name="bad"), "done"], tools=[bad])
+    assert one.run().status == "done"
+
+
 @LONG
 def test_a_row_of_errors_does_not_reach_over_prompts(stage: Callable[..., Stage]) -> None:
     one = stage([*fails(7), "done", *fails(7), "done"], tools=[bad])
@@ -346,6 +354,15 @@ def test_a_line_that_is_repeated_again_ends_the_turn(
     assert (result.status, result.exit_code, len(server.requests)) == ("error", 1, 2)
     assert re.search("repeat|same line|one line", one.reason())
     assert one.run("and now?").text == "next"
+
+
+def test_calls_between_make_nothing_better_of_a_line_that_is_repeated(
+    stage: Callable[..., Stage],
+) -> None:
+    again = "and so on\n" * 1000
+    one = stage([again, say("x"), again, "never"], tools=[echo])
+    assert (one.run().exit_code, len(one.server.requests)) == (1, 3)
+    assert "repeated itself" in one.reason()
 
 
 def test_nothing_of_a_reply_that_repeats_a_line_is_run(stage: Callable[..., Stage]) -> None:
