@@ -1687,6 +1687,17 @@ def test_a_note_that_takes_too_long_is_asked_for_once_more_with_half_the_text(
     assert "bare facts" in one.messages[1]["content"] and len(one.of("compacted")) == 1
 
 
+def test_after_a_note_that_uses_the_budget_up_comes_the_last_request(
+    stage: Callable[..., Stage],
+) -> None:
+    dear = {"text": "NOTE", "usage": {"prompt_tokens": 10**7, "completion_tokens": 1}}
+    one = compacting(stage, lambda _: dear, max_tokens_total=10**6)
+    assert one.run("the task").exit_code == 53
+    noted = ["tools" not in request for request in one.server.requests].index(True)
+    last = one.server.requests[noted + 1 :]
+    assert ["this is the last request" in str(each["messages"]) for each in last] == [True]
+
+
 def test_a_text_larger_than_the_window_is_summed_up_in_pieces(stage: Callable[..., Stage]) -> None:
     notes = (f"NOTE {n}" for n in itertools.count(1))
     one = compacting(stage, lambda _: next(notes), compact_at=0.0, context=9000)

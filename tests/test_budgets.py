@@ -324,6 +324,18 @@ def test_a_person_is_asked_and_may_let_it_go_on(stage: Callable[..., Stage]) -> 
     assert (len(asked), sum(one.marks())) == (2, 1)
 
 
+def test_what_a_person_added_is_told_at_nine_tenths_too_and_ends_with_the_prompt(
+    stage: Callable[..., Stage],
+) -> None:
+    asked: list[str] = []
+    script = [*numbered(19), "one", *numbered(10), "two"]
+    one = stage(script, tools=[echo], max_turns=10, ask=lambda q: asked.append(q.text) or "y")
+    assert one.run().text == "one"
+    texts = results(one.server.requests[-1])
+    assert [n for n, text in enumerate(texts, 1) if text != f"step {n}"] == [9, 18]
+    assert (one.run().text, len(asked)) == ("two", 2)
+
+
 def test_after_a_no_a_person_may_still_let_the_next_prompt_go_on(
     stage: Callable[..., Stage],
 ) -> None:
@@ -948,6 +960,25 @@ def test_no_rule_and_no_mode_keeps_the_users_own_check_from_running(
     assert (result.status, result.exit_code, ran(one)) == ("done", 0, 1)
     assert not (one.root / "forbidden").exists()
     assert [event["name"] for event in one.of("tool_use")] == ["bash"]
+
+
+def test_a_check_may_fail_often_while_the_model_works(
+    stage: Callable[..., Stage],
+) -> None:
+    steps = [step for name in "abcd" for step in ("done", write(name))]
+    one = stage([*steps, "really done"], check="test -f d")
+    assert one.run().text == "really done"
+
+
+def test_what_a_check_said_is_saved_before_it_is_sent(stage: Callable[..., Stage]) -> None:
+    def second(request: Any) -> str:
+        [path] = (one.root / ".agent" / "sessions").glob("*.json")
+        saved = json.loads(path.read_bytes())["messages"][-1]["content"]
+        assert saved == request["messages"][-1]["content"]
+        return "done"
+
+    one = stage(["done", second, "done", "never"], check="false")
+    assert (one.run().exit_code, len(one.server.requests)) == (3, 3)
 
 
 def test_a_check_has_a_minute_however_short_the_timeout_is(stage: Callable[..., Stage]) -> None:

@@ -263,6 +263,31 @@ def test_more_errors_of_one_reply_than_end_a_turn_are_told_first(
     assert one.run().status == "done"
 
 
+@tool(needs="read")
+def quote(text: str = "") -> str:
+    """Show what a command said once.
+
+    text: which one
+    """
+    return "it failed\n[exit code 1]"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        pytest.param("bash", [{"command": f"false {n}"} for n in range(9)], id="no word"),
+        pytest.param("quote", [{"text": f"{n}"} for n in range(9)], id="the look of a command"),
+    ],
+)
+def test_what_says_nothing_of_an_error_is_none(
+    stage: Callable[..., Stage], name: str, arguments: list[dict[str, str]]
+) -> None:
+    calls = [{"name": name, "arguments": given} for given in arguments]
+    one = stage([{"calls": calls}, "done"], tools=[quote])
+    assert (one.run().status, len({*one.results})) == ("done", 1)
+    assert one.results[0].endswith("[exit code 1]")
+
+
 @LONG
 def test_a_row_of_errors_does_not_reach_over_prompts(stage: Callable[..., Stage]) -> None:
     one = stage([*fails(7), "done", *fails(7), "done"], tools=[bad])
@@ -724,6 +749,22 @@ def test_deeper_notes_that_lead_to_a_secret_or_out_are_not_followed(
     secret, outside, inside = one.results
     assert ("hidden-thing" in secret, "RULE OUTSIDE" in outside) == (False, False)
     assert "RULE INSIDE" in inside
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "count"),
+    [
+        pytest.param("sub/AGENTS.md", {}, 1, id="it is read itself"),
+        pytest.param("sub/a.py", {"deny": ("* sub/AGENTS.md",)}, 0, id="it is denied"),
+    ],
+)
+def test_deeper_notes_are_neither_told_twice_nor_against_a_rule(
+    stage: Callable[..., Stage], tmp_path: Path, path: str, options: dict[str, Any], count: int
+) -> None:
+    put(tmp_path, {"sub/a.py": "x\n", "sub/AGENTS.md": "RULE SUB\n"})
+    one = stage([call("read_file", path=path), "done"], **options)
+    assert one.run().status == "done"
+    assert one.results[0].count("RULE SUB") == count
 
 
 def test_bare_reads_no_memory_at_any_depth(stage: Callable[..., Stage], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ the end draws whole lives of a project: turns, kills at any moment, resumes, for
 
 import contextlib
 import inspect
+import io
 import json
 import os
 import re
@@ -1093,6 +1094,59 @@ def test_an_export_is_markdown_of_all_that_was_said_also_before_a_compaction(ter
     assert ((workspace / "mine.md").read_text(), path.read_text()) == ("mine\n", text)
     assert "mine.md" in taken_name and path.name in again and "x.md" in outside
     assert not (workspace.parent / "x.md").exists()
+
+
+def test_an_export_shows_results_as_they_were_before_they_were_clipped():
+    call = {"id": "1", "type": "function", "function": {"name": "grep", "arguments": "{}"}}
+    asks = {"role": "assistant", "content": "", "tool_calls": [call]}
+    whole, clipped = (
+        {"role": "tool", "tool_call_id": "1", "content": text} for text in ("whole", "clipped")
+    )
+    session = Session(Transcript([*TALK[:2], asks, clipped]), {"id": OLD}, None)
+    session.unwritten = [whole]
+    text = "\n".join(agent.markdown(session))
+    assert ("whole" in text, "clipped" in text) == (True, False)
+
+
+def test_what_an_older_session_holds_of_a_secret_is_not_exported(tmp_path):
+    environ = {"PATH": os.environ["PATH"], "MY_TOKEN": "sk-zebra-0123456789abcdef"}
+    known = {"base_url": "http://127.0.0.1:9/v1", "api_key": "x", "model": "flaky-1"}
+    made = build_agent(Settings(**known, workspace=str(tmp_path), environ=environ))
+    made.session.unwritten = [{"role": "user", "content": f"it is {environ['MY_TOKEN']}"}]
+    screen = agent.Screen(io.StringIO(), io.StringIO())
+    agent.Repl(made, agent.Person(screen, io.StringIO())).take("/export all.md")
+    made.close()
+    assert "it is [masked]" in (tmp_path / "all.md").read_text()
+
+
+def test_a_copy_without_its_last_turns_says_so_to_the_model(tmp_path):
+    with FlakyServer(["one", "two", "three"]) as server:
+        known = {"base_url": server.url, "api_key": "x", "model": "flaky-1"}
+        made = build_agent(Settings(**known, workspace=str(tmp_path)))
+        assert [made.run("first").text, made.run("second").text] == ["one", "two"]
+        screen = agent.Screen(io.StringIO(), io.StringIO())
+        agent.Repl(made, agent.Person(screen, io.StringIO())).take("/fork 1")
+        made.run("third")
+        made.close()
+    first, last = prompts(server.requests[-1])
+    assert (first, last.endswith("\nthird"), "without its end" in last) == ("first", True, True)
+
+
+class Keyboard(io.StringIO):
+    """A terminal on which nothing more is typed."""
+
+    def isatty(self) -> bool:
+        """As it says."""
+        return True
+
+
+@pytest.mark.parametrize(("stdin", "code"), [(Keyboard, 0), (io.StringIO, 129)])
+def test_the_end_of_input_is_a_farewell_only_on_a_terminal(tmp_path, stdin, code):
+    known = {"base_url": "http://127.0.0.1:9/v1", "api_key": "x", "model": "flaky-1"}
+    made = build_agent(Settings(**known, workspace=str(tmp_path)))
+    screen = agent.Screen(io.StringIO(), io.StringIO())
+    assert agent.Repl(made, agent.Person(screen, stdin())).run() == code
+    made.close()
 
 
 @pytest.mark.long
