@@ -668,6 +668,15 @@ def test_a_fixed_part_over_the_window_ends_clearly_without_endless_notes(root: P
         assert (one.asked, one.of("compacted")) == ([], [])
 
 
+def test_what_does_not_fit_a_window_that_is_known_is_not_sent_for_ever(root: Path) -> None:
+    work = [say(f"<l{n}> little") for n in range(20)]
+    options = {"append_system_prompt": "a rule of the house. " * 1_000}
+    with staged(root, Play(work), plain(3), context=4_000, **options) as one:
+        result = one.agent.run(TASK)
+        assert (result.status, result.exit_code, len(one.work) < 20) == ("error", 1, True)
+        assert "does not fit" in one.of("notice")[-1]["text"]
+
+
 def test_two_poor_passes_are_not_followed_by_a_third(root: Path) -> None:
     play = Play([say(f"<l{n}> little") for n in range(20)])
     with staged(root, play, plain(1), compact_at=300.0, context=100_000) as one:

@@ -1149,6 +1149,19 @@ def test_a_second_damaged_file_does_not_take_the_place_of_the_first(folder):
     assert kept == [b"one", b"two"]
 
 
+def test_a_damaged_file_that_is_kept_already_is_not_kept_once_more(folder, monkeypatch):
+    path = stored(folder, OLD)
+    path.rename(path.with_suffix(".bak"))
+    path.write_text("{")
+    with monkeypatch.context() as disk:
+        disk.setattr(agent, "write_private", refusing(errno.ENOSPC))
+        open_session(path)[0].close()
+    session, _ = open_session(path)
+    session.close()
+    assert [file.name for file in folder.glob("*.damaged*")] == [f"{OLD}.damaged"]
+    assert (loaded(path)["messages"], path.with_suffix(".damaged").read_text()) == (TALK, "{")
+
+
 def test_a_copy_of_a_damaged_session_is_made_from_its_backup_and_touches_nothing(folder):
     path = stored(folder, OLD)
     shutil.copy(path, path.with_suffix(".bak"))
@@ -1362,6 +1375,20 @@ def test_a_copy_ends_before_the_last_turns_and_has_the_archive(folder):
     assert (folder / f"{fork.id}.archive.jsonl").read_bytes() == b"{}\n\n"
     with pytest.raises(SessionError, match="2 turns"):
         fork_session(path, 3)
+    with pytest.raises(SessionError, match="compacted"):
+        fork_session(stored(folder, NEW, more, turns=[1, 2]), 1)
+
+
+def test_a_fork_is_offered_only_where_no_session_is_free_for_being_open(folder):
+    session, _ = open_session(stored(folder, NEW))
+    (folder / f"{OLD}.json").write_text("{")
+    nothing, notices = resume_session(folder, "")
+    session.close()
+    assert (nothing, len(notices), any("no session is free" in n for n in notices)) == (
+        None,
+        2,
+        False,
+    )
 
 
 def test_a_session_in_a_folder_above_is_named(tmp_path, folder):
