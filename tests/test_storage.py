@@ -1132,6 +1132,21 @@ def test_a_copy_without_its_last_turns_says_so_to_the_model(tmp_path):
     assert (first, last.endswith("\nthird"), "without its end" in last) == ("first", True, True)
 
 
+def test_what_was_approved_and_counted_in_a_session_ends_with_it(tmp_path, folder):
+    known = {"base_url": "http://127.0.0.1:9/v1", "api_key": "x", "model": "flaky-1"}
+    made = build_agent(Settings(**known, workspace=str(tmp_path)))
+    made.hosts.add("example.org")
+    made.approved.append("bash make *")
+    made.lost.add("the session can not be saved")
+    made.client.filled = (9000, False)
+    other = new_session(folder, {}, NOW)
+    made.session.close()
+    made.use_session(other)
+    left = (made.hosts, made.approved, made.lost, made.client.filled)
+    made.close()
+    assert left == (set(), [], set(), (0, False))
+
+
 class Keyboard(io.StringIO):
     """A terminal on which nothing more is typed."""
 
