@@ -1327,7 +1327,7 @@ def remove_if_there(name: str, folder: int) -> None:
         return
 
 
-def append_private(path: Path, text: str) -> None:
+def append_private(path: Path, text: str, *, sync: bool = False) -> None:
     """Add to a file of ours in one write. Raises OSError, also for a link or pipe in its place."""
     descriptor = open_ours(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     data = text.encode("utf-8", "replace")
@@ -1336,6 +1336,8 @@ def append_private(path: Path, text: str) -> None:
         if written < len(data):  # half a line would spoil the next one
             os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if sync:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -1445,7 +1447,7 @@ class Session:
         with open(open_ours(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
             counted = self._counted(file)
             file.truncate(counted)
-        append_private(path, text)
+        append_private(path, text, sync=True)  # before the session that does without it
         self.header["archived"] = counted + len(text.encode("utf-8", "replace"))
         self.unwritten = []
 

@@ -1718,6 +1718,17 @@ def test_a_note_that_takes_too_long_is_asked_for_once_more_with_half_the_text(
     assert "bare facts" in one.messages[1]["content"] and len(one.of("compacted")) == 1
 
 
+def test_after_a_note_that_uses_the_budget_up_comes_the_last_request(
+    stage: Callable[..., Stage],
+) -> None:
+    dear = {"text": "NOTE", "usage": {"prompt_tokens": 10**7, "completion_tokens": 1}}
+    one = compacting(stage, lambda _: dear, max_tokens_total=10**6)
+    assert one.run("the task").exit_code == 53
+    noted = ["tools" not in request for request in one.server.requests].index(True)
+    last = one.server.requests[noted + 1 :]
+    assert ["this is the last request" in str(each["messages"]) for each in last] == [True]
+
+
 def test_a_text_larger_than_the_window_is_summed_up_in_pieces(stage: Callable[..., Stage]) -> None:
     notes = (f"NOTE {n}" for n in itertools.count(1))
     one = compacting(stage, lambda _: next(notes), compact_at=0.0, context=9000)
@@ -1814,6 +1825,22 @@ def test_the_first_message_that_differs_is_named_when_the_cache_is_lost(
     one.run("four")
     fell = one.agent.client.cache_fell
     assert fell == "message 2 (assistant) differs from the request before"
+
+
+def test_neither_a_summary_nor_another_model_is_taken_for_the_request_before(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage([cached("a", 900), "NOTE", cached("b", 0), cached("c", 900), cached("d", 0)])
+    one.agent.transcript.replace([*one.messages, *talk_of(8)])
+    one.run("one")
+    assert one.agent.compact() is True
+    one.run("two")
+    assert one.agent.client.cache_fell == "message 1 (user) differs from the request before"
+    one.run("three")
+    one.agent.client.cache_fell = ""
+    one.agent.set_model("flaky-2")
+    one.run("four")
+    assert one.agent.client.cache_fell == ""
 
 
 def test_recall_finds_what_fits_best_in_what_was_removed(stage: Callable[..., Stage]) -> None:

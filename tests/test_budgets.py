@@ -23,9 +23,11 @@ from conftest import NAP, alive, prompts, results, until
 from agent import (
     Agent,
     Settings,
+    Signals,
     TimeUp,
     UsageError,
     build_agent,
+    in_time,
     load,
     problems,
     report_unraisable,
@@ -329,6 +331,18 @@ def test_a_person_is_asked_and_may_let_it_go_on(stage: Callable[..., Stage]) -> 
     assert (len(asked), sum(one.marks())) == (2, 1)
 
 
+def test_what_a_person_added_is_told_at_nine_tenths_too_and_ends_with_the_prompt(
+    stage: Callable[..., Stage],
+) -> None:
+    asked: list[str] = []
+    script = [*numbered(19), "one", *numbered(10), "two"]
+    one = stage(script, tools=[echo], max_turns=10, ask=lambda q: asked.append(q.text) or "y")
+    assert one.run().text == "one"
+    texts = results(one.server.requests[-1])
+    assert [n for n, text in enumerate(texts, 1) if text != f"step {n}"] == [9, 18]
+    assert (one.run().text, len(asked)) == ("two", 2)
+
+
 def test_after_a_no_a_person_may_still_let_the_next_prompt_go_on(
     stage: Callable[..., Stage],
 ) -> None:
@@ -590,6 +604,32 @@ def test_time_leaves_no_timer_behind(stage: Callable[..., Stage]) -> None:
     assert signal.getsignal(signal.SIGALRM) == before
 
 
+def test_a_timer_of_the_caller_comes_back() -> None:
+    rung: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 900.0)
+        assert in_time(600.0, lambda: "done", Signals()) == "done"
+        assert 600.0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 900.0
+        signal.raise_signal(signal.SIGALRM)
+        assert rung == [signal.SIGALRM]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_note_never_changes_a_result_that_was_sent(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), "never"], tools=[echo], max_turns=1)
+    one.run()
+    messages = one.agent.transcript.messages
+    one.agent.transcript.replace(messages[: 1 + [m["role"] for m in messages].index("tool")])
+    before = dict(one.agent.transcript.messages[-1])
+    one.agent.sent = one.agent.transcript.messages[-1]
+    one.agent.tell("[note: late]")
+    last = one.agent.transcript.messages[-2:]
+    assert (last[0], last[1]["content"]) == (before, "[note: late]")
+
+
 def test_an_agent_in_another_thread_may_have_a_timeout(stage: Callable[..., Stage]) -> None:
     one = stage(["fine"], timeout=600.0)
     ended: list[Any] = []
@@ -736,6 +776,12 @@ def test_a_reported_cost_uses_a_budget_up(stage: Callable[..., Stage]) -> None:
     step = say("a", usage=counts(1, 1, cost=0.75))
     one = stage([step, "report"], tools=[echo], prices=PRICED, max_budget_usd=0.5)
     assert (one.run().exit_code, one.marks()) == (53, [0, 1])
+
+
+def test_zeros_of_a_server_that_does_not_count_are_estimated(stage: Callable[..., Stage]) -> None:
+    one = stage([{"text": "a", "usage": counts(0, 0)}])
+    used = one.run().usage
+    assert (one.of("usage")[0]["estimated"], used["prompt_tokens"] > 0) == (True, True)
 
 
 def test_an_unknown_price_is_none_and_never_zero(stage: Callable[..., Stage]) -> None:
@@ -1001,6 +1047,39 @@ def test_no_rule_and_no_mode_keeps_the_users_own_check_from_running(
     assert (result.status, result.exit_code, ran(one)) == ("done", 0, 1)
     assert not (one.root / "forbidden").exists()
     assert [event["name"] for event in one.of("tool_use")] == ["bash"]
+
+
+def test_a_check_may_fail_often_while_the_model_works(
+    stage: Callable[..., Stage],
+) -> None:
+    steps = [step for name in "abcd" for step in ("done", write(name))]
+    one = stage([*steps, "really done"], check="test -f d")
+    assert one.run().text == "really done"
+
+
+def test_what_a_check_said_is_saved_before_it_is_sent(stage: Callable[..., Stage]) -> None:
+    def second(request: Any) -> str:
+        [path] = (one.root / ".agent" / "sessions").glob("*.json")
+        saved = json.loads(path.read_bytes())["messages"][-1]["content"]
+        assert saved == request["messages"][-1]["content"]
+        return "done"
+
+    one = stage(["done", second, *["done"] * 4, "never"], check="false")
+    assert (one.run().exit_code, len(one.server.requests)) == (3, 6)
+
+
+def test_a_check_has_a_minute_however_short_the_timeout_is(stage: Callable[..., Stage]) -> None:
+    one = stage(["done", "report"], check="sleep 0.5; echo x > late", timeout=0.3)
+    assert (one.run().exit_code, (one.root / "late").exists()) == (0, True)
+
+
+def test_what_a_check_prints_is_masked(stage: Callable[..., Stage]) -> None:
+    environ = {"PATH": os.environ["PATH"], "MY_TOKEN": "sk-zebra-0123456789abcdef"}
+    check = "echo sk-zebra-01234567'89abcdef'; false"
+    one = stage(itertools.repeat("done"), check=check, max_turns=2, environ=environ)
+    assert one.run().exit_code == 3
+    told = one.server.requests[1]["messages"][-1]["content"]
+    assert ("[masked]" in told, "zebra-0123456789" in told) == (True, False)
 
 
 def test_each_prompt_has_its_verdict(stage: Callable[..., Stage]) -> None:

@@ -670,6 +670,31 @@ def test_a_broken_reply_is_asked_again_and_nothing_of_it_is_kept(
     assert said.server.requests[0]["messages"] == said.server.requests[1]["messages"]
 
 
+@pytest.mark.parametrize(
+    ("pause", "asked"), [pytest.param("0", 2, id="once more"), pytest.param("30", 1, id="no time")]
+)
+def test_a_quiet_request_is_tried_only_once_more_and_never_beyond_its_time(
+    pause: str, asked: int
+) -> None:
+    later = {"status": 503, "headers": {"Retry-After": pause}}
+    with FlakyServer([later] * 4 + ["never"], key=KEY) as server:
+        known = Settings(base_url=server.url, api_key=KEY, model="flaky-1", environ={})
+        client = Client(known, lambda *_, **__: None, sleep=lambda _: None)
+        with pytest.raises(TryLater):
+            client.complete(question(), quiet=20.0)
+        client.close()
+    assert len(server.requests) == asked
+
+
+def test_an_overflow_makes_a_known_window_only_smaller() -> None:
+    client = Client(Settings(base_url="http://127.0.0.1:9/v1", context=8000), lambda *_, **__: None)
+    sizes = []
+    for told in (0, 9000, 4000):
+        client.learn_window(told)
+        sizes.append(client.window)
+    assert sizes == [8000, 8000, 4000]
+
+
 def test_a_stream_of_comments_alone_is_silence() -> None:
     clock = itertools.count(0, 50)  # fifty seconds pass whenever somebody looks
     said = converse({"fault": "keepalive_stall"}, "whole", clock=lambda: float(next(clock)))

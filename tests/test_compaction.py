@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 
 from agent import (
     Agent,
+    Compaction,
     Person,
     Repl,
     Screen,
@@ -581,6 +582,15 @@ def test_the_receipt_tells_the_figures_and_where_the_originals_are(root: Path) -
         assert [part for part in wanted if part not in err.getvalue().replace(",", "")] == []
 
 
+def test_a_clipped_result_names_the_file_that_has_all_of_it(root: Path) -> None:
+    told = "[the rest is not shown: read_file .agent/output/x/1.txt]"
+    result = {"role": "tool", "tool_call_id": "1", "content": f"{'x' * 3000}\n{told}\n" * 2}
+    with staged(root, Play(), plain(1)) as one:
+        [made] = Compaction(one.agent, "", by_itself=False, refused=False).clipped([result], 1000)
+    assert len(made["content"]) <= 1000
+    assert "the whole output: read_file .agent/output/x/1.txt" in made["content"]
+
+
 def test_a_session_in_memory_keeps_its_archive_in_memory(root: Path) -> None:
     work = [say(filled(f"l{n}", 3_000)) for n in range(10)] + [recall("</l0>"), "end"]
     options = {"save_session": False, "compact_at": 20_000.0, "context": 100_000}
@@ -735,6 +745,15 @@ def test_a_fixed_part_over_the_window_ends_clearly_without_endless_notes(root: P
     with staged(root, play, plain(3), context=40_000, **options) as one:
         assert [one.agent.run("hi").text for _ in range(4)] == ["fine"] * 4
         assert (one.asked, one.of("compacted")) == ([], [])
+
+
+def test_what_does_not_fit_a_window_that_is_known_is_not_sent_for_ever(root: Path) -> None:
+    work = [say(f"<l{n}> little") for n in range(20)]
+    options = {"append_system_prompt": "a rule of the house. " * 1_000}
+    with staged(root, Play(work), plain(3), context=4_000, **options) as one:
+        result = one.agent.run(TASK)
+        assert (result.status, result.exit_code, len(one.work) < 20) == ("error", 1, True)
+        assert "does not fit" in one.of("notice")[-1]["text"]
 
 
 def test_two_poor_passes_are_not_followed_by_a_third(root: Path) -> None:

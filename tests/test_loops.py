@@ -294,6 +294,39 @@ def test_errors_of_one_reply_count_and_the_model_gets_to_see_the_note(
     assert (one.run().status, noted(one.results, one.results[0])) == ("done", [8])
 
 
+def test_more_errors_of_one_reply_than_end_a_turn_are_told_first(
+    stage: Callable[..., Stage],
+) -> None:
+    texts = [f"try {n}" for n in range(12)]
+    one = stage([say(*texts, name="bad"), say("ok", name="bad"), "done"], tools=[bad])
+    assert one.run().status == "done"
+
+
+@tool(needs="read")
+def quote(text: str = "") -> str:
+    """Show what a command said once.
+
+    text: which one
+    """
+    return "it failed\n[exit code 1]"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        pytest.param("bash", [{"command": f"false {n}"} for n in range(9)], id="no word"),
+        pytest.param("quote", [{"text": f"{n}"} for n in range(9)], id="the look of a command"),
+    ],
+)
+def test_what_says_nothing_of_an_error_is_none(
+    stage: Callable[..., Stage], name: str, arguments: list[dict[str, str]]
+) -> None:
+    calls = [{"name": name, "arguments": given} for given in arguments]
+    one = stage([{"calls": calls}, "done"], tools=[quote])
+    assert (one.run().status, len({*one.results})) == ("done", 1)
+    assert one.results[0].endswith("[exit code 1]")
+
+
 @LONG
 def test_a_row_of_errors_does_not_reach_over_prompts(stage: Callable[..., Stage]) -> None:
     one = stage([*fails(7), "done", *fails(7), "done"], tools=[bad])
@@ -404,6 +437,15 @@ def test_a_line_that_is_repeated_again_ends_the_turn(
     assert (result.status, result.exit_code, len(server.requests)) == ("error", 1, 2)
     assert re.search("repeat|same line|one line", one.reason())
     assert one.run("and now?").text == "next"
+
+
+def test_calls_between_make_nothing_better_of_a_line_that_is_repeated(
+    stage: Callable[..., Stage],
+) -> None:
+    again = "and so on\n" * 1000
+    one = stage([again, say("x"), again, "never"], tools=[echo])
+    assert (one.run().exit_code, len(one.server.requests)) == (1, 3)
+    assert "repeated itself" in one.reason()
 
 
 def test_nothing_of_a_reply_that_repeats_a_line_is_run(stage: Callable[..., Stage]) -> None:
@@ -824,6 +866,22 @@ def test_deeper_notes_that_lead_to_a_secret_or_out_are_not_followed(
     secret, outside, inside = one.results
     assert ("hidden-thing" in secret, "RULE OUTSIDE" in outside) == (False, False)
     assert "RULE INSIDE" in inside
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "count"),
+    [
+        pytest.param("sub/AGENTS.md", {}, 1, id="it is read itself"),
+        pytest.param("sub/a.py", {"deny": ("* sub/AGENTS.md",)}, 0, id="it is denied"),
+    ],
+)
+def test_deeper_notes_are_neither_told_twice_nor_against_a_rule(
+    stage: Callable[..., Stage], tmp_path: Path, path: str, options: dict[str, Any], count: int
+) -> None:
+    put(tmp_path, {"sub/a.py": "x\n", "sub/AGENTS.md": "RULE SUB\n"})
+    one = stage([call("read_file", path=path), "done"], **options)
+    assert one.run().status == "done"
+    assert one.results[0].count("RULE SUB") == count
 
 
 def test_bare_reads_no_memory_at_any_depth(stage: Callable[..., Stage], tmp_path: Path) -> None:

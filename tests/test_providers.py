@@ -321,6 +321,20 @@ def test_provider_alone_names_the_rows(terminal):
     assert [name for name in PROVIDERS if name not in shown] == []
 
 
+def test_what_a_provider_refused_is_still_known_on_the_way_back(tmp_path):
+    keys = {"OPENAI_API_KEY": KEY, "GROQ_API_KEY": KEY}
+    model, quirk = PROVIDERS["openai"].model, "no_stream_options"
+    known = {"provider": "openai", "api_key": KEY, "model": model, "keys": keys}
+    agent = build_agent(Settings(**known, workspace=str(tmp_path), environ={}))
+    agent.client.learned.add(quirk)
+    had = []
+    for name in ("groq", "openai"):
+        agent.set_provider(name)
+        had.append(quirk in agent.client.learned)
+    agent.close()
+    assert had == [False, True]
+
+
 def test_model_alone_lists_what_the_server_has(terminal):
     with Routes({"/v1/models": listing("m-1", "big-2", "odd\x1b]0;title\x07-3")}) as server:
         screen = terminal(env={"AGENT_BASE_URL": server.url, "AGENT_MODEL": "mine-9"})

@@ -1,6 +1,7 @@
 """Section 3: one JSON file a session, saved whole or not at all, and held by one process."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import agent
 from agent import (
     Agent,
     Session,
@@ -32,7 +34,9 @@ from agent import (
     problems,
     prune_sessions,
     read_session,
+    remove_session,
     resume_session,
+    sessions_above,
     state_folder,
     tracked_by_git,
 )
@@ -971,6 +975,76 @@ def test_a_temporary_file_of_others_does_not_open_the_session_to_them(folder):
     assert mode(path) == "0o600"
 
 
+def test_what_a_turn_left_is_brought_to_the_disk_at_its_end(tmp_path, monkeypatch):
+    real, synced = os.fsync, []
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append(os.fstat(file).st_ino) or real(file)
+    )
+    with FlakyServer(["one"]) as server:
+        made = new_agent(server.url, tmp_path)
+        made.run("hi")
+        assert synced[-1:] == [file_of(made).stat().st_ino]
+        made.close()
+
+
+def refusing(number: int) -> Callable[..., Any]:
+    """A call of the system that fails."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_a_lock_that_can_be_taken_but_not_written_is_held(folder, monkeypatch):
+    monkeypatch.setattr(os, "truncate", refusing(errno.ENOSPC))
+    first = hold(folder / f"{OLD}.lock")
+    assert (first is not None, hold(folder / f"{OLD}.lock")) == (True, None)
+    os.close(first)
+
+
+def test_a_disk_without_hard_links_has_backups_too(folder, monkeypatch):
+    path = stored(folder, OLD)
+    before = path.read_bytes()
+    session, _ = open_session(path)
+    monkeypatch.setattr(os, "link", refusing(errno.EPERM))
+    session.keep_backup()
+    session.transcript.add_user("more")
+    session.save()
+    session.close()
+    assert (path.with_suffix(".bak").read_bytes(), mode(path.with_suffix(".bak"))) == (
+        before,
+        "0o600",
+    )
+
+
+def test_a_file_that_the_disk_can_not_read_any_more_falls_back_to_its_backup(folder, monkeypatch):
+    path, real = stored(folder, OLD), agent.read_plain
+    shutil.copy(path, path.with_suffix(".bak"))
+    broken = refusing(errno.EIO)
+    monkeypatch.setattr(agent, "read_plain", lambda file: (broken if file == path else real)(file))
+    session, [note] = open_session(path)
+    session.close()
+    assert (session.transcript.messages, "backup" in note) == (TALK, True)
+
+
+@pytest.mark.parametrize(("number", "opens"), [(errno.EROFS, True), (errno.EMFILE, False)])
+def test_a_session_that_can_only_be_read_goes_on_unkept(folder, monkeypatch, number, opens):
+    path, real, refuse = stored(folder, OLD), agent.open_ours, refusing(number)
+
+    def opening(file: Path, flags: int) -> int:
+        return (refuse if flags & os.O_CREAT else real)(file, flags)
+
+    monkeypatch.setattr(agent, "open_ours", opening)
+    if not opens:
+        with pytest.raises(SessionError, match="can not lock"):
+            open_session(path)
+        return
+    session, notes = open_session(path)
+    assert (session.transcript.messages, session.path) == (TALK, None)
+    assert "not kept" in notes[-1]
+
+
 def test_a_save_that_is_killed_leaves_the_old_or_the_new_file(folder, child):
     path = stored(folder, OLD, [*TALK, *({"role": "user", "content": "x" * 1000},) * 1500])
     for lines in (1, 2, 3, 5, 8):
@@ -1123,6 +1197,19 @@ def test_a_second_damaged_file_does_not_take_the_place_of_the_first(folder):
     assert kept == [b"one", b"two"]
 
 
+def test_a_damaged_file_that_is_kept_already_is_not_kept_once_more(folder, monkeypatch):
+    path = stored(folder, OLD)
+    path.rename(path.with_suffix(".bak"))
+    path.write_text("{")
+    with monkeypatch.context() as disk:
+        disk.setattr(agent, "write_private", refusing(errno.ENOSPC))
+        open_session(path)[0].close()
+    session, _ = open_session(path)
+    session.close()
+    assert [file.name for file in folder.glob("*.damaged*")] == [f"{OLD}.damaged"]
+    assert (loaded(path)["messages"], path.with_suffix(".damaged").read_text()) == (TALK, "{")
+
+
 def test_a_copy_of_a_damaged_session_is_made_from_its_backup_and_touches_nothing(folder):
     path = stored(folder, OLD)
     shutil.copy(path, path.with_suffix(".bak"))
@@ -1204,6 +1291,49 @@ def test_a_lock_whose_file_is_removed_meanwhile_is_taken_anew(folder, child):
     os.close(second)
 
 
+def test_a_lock_whose_file_is_removed_while_it_is_taken_is_not_the_one(folder, monkeypatch):
+    path, real, taken = folder / f"{OLD}.lock", fcntl.flock, []
+
+    def flock(descriptor: int, how: int) -> None:
+        if not taken:
+            path.unlink()
+        taken.append(descriptor)
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    held = hold(path)
+    assert held is not None and os.path.samestat(os.fstat(held), path.stat())
+    os.close(held)
+
+
+def test_a_session_that_could_not_be_opened_is_not_held(folder):
+    path = folder / f"{OLD}.json"
+    path.write_text("{")
+    with pytest.raises(SessionError):
+        open_session(path)
+    free = hold(path.with_suffix(".lock"))
+    assert free is not None
+    os.close(free)
+
+
+def test_a_session_whose_folder_was_removed_is_held_again_with_the_next_save(folder):
+    session, _ = open_session(stored(folder, OLD))
+    shutil.rmtree(folder.parent)
+    session.save()
+    assert hold(folder / f"{OLD}.lock") is None
+    session.close()
+
+
+def test_the_session_that_one_is_in_is_no_other_one(folder):
+    stored(folder, OLD)
+    stored(folder, NEW)
+    other, _ = resume_session(folder, "", beside=NEW)
+    assert other is not None and other.id == OLD
+    other.close()
+    with pytest.raises(SessionError, match="that you are in"):
+        resume_session(folder, NEW, beside=NEW)
+
+
 def old_session(folder: Path, ident: str, days: float, size: int = 1000) -> list[Path]:
     """All that belongs to a session that was used last some days before NOW."""
     path = stored(folder, ident)
@@ -1258,6 +1388,13 @@ def test_only_one_process_prunes_at_a_time(folder):
     assert prune_sessions(folder, NOW, most=0) != ""
 
 
+def test_a_session_that_was_used_meanwhile_is_not_pruned(folder):
+    [path, *rest] = old_session(folder, OLD, 50)
+    own = agent.session_parts(folder.parent)[OLD]
+    assert remove_session(folder, own, OLD, path.stat().st_mtime - 1) is False
+    assert all(map(Path.exists, [path, *rest]))
+
+
 def test_folders_of_sessions_that_are_gone_are_pruned_too(folder):
     files = old_session(folder, OLD, 50)
     for file in files[:4]:
@@ -1289,6 +1426,20 @@ def test_a_copy_ends_before_the_last_turns_and_has_the_archive(folder):
     assert (folder / f"{fork.id}.archive.jsonl").read_bytes() == b'{"role":"user"}\n'
     with pytest.raises(SessionError, match="2 turns"):
         fork_session(path, 3)
+    with pytest.raises(SessionError, match="compacted"):
+        fork_session(stored(folder, NEW, more, turns=[1, 2]), 1)
+
+
+def test_a_fork_is_offered_only_where_no_session_is_free_for_being_open(folder):
+    session, _ = open_session(stored(folder, NEW))
+    (folder / f"{OLD}.json").write_text("{")
+    nothing, notices = resume_session(folder, "")
+    session.close()
+    assert (nothing, len(notices), any("no session is free" in n for n in notices)) == (
+        None,
+        2,
+        False,
+    )
 
 
 def test_a_lock_that_can_not_be_taken_again_is_not_let_go_of_twice(folder):
@@ -1311,6 +1462,13 @@ def test_a_session_in_a_folder_above_is_named(tmp_path, folder):
     assert f"agent -C {tmp_path} --resume" in told
     assert str(tmp_path) in listed and str(tmp_path) in by_id
     assert len(server.requests) == 1
+
+
+def test_a_session_above_that_others_could_have_put_there_is_not_named(tmp_path, folder):
+    stored(folder, OLD)
+    assert sessions_above(tmp_path / "a") != ""
+    folder.parent.chmod(0o777)
+    assert sessions_above(tmp_path / "a") == ""
 
 
 def test_the_model_is_told_once_that_the_project_moved(tmp_path, folder):

@@ -1190,6 +1190,74 @@ def test_what_is_no_number_of_turns_is_one_line(tmp_path, line):
     assert "takes a number of turns" in err.getvalue() and len(err.getvalue()) < 200
 
 
+def test_an_export_shows_results_as_they_were_before_they_were_clipped():
+    call = {"id": "1", "type": "function", "function": {"name": "grep", "arguments": "{}"}}
+    asks = {"role": "assistant", "content": "", "tool_calls": [call]}
+    whole, clipped = (
+        {"role": "tool", "tool_call_id": "1", "content": text} for text in ("whole", "clipped")
+    )
+    session = Session(Transcript([*TALK[:2], asks, clipped]), {"id": OLD}, None)
+    session.unwritten = [whole]
+    text = "\n".join(agent.markdown(session))
+    assert ("whole" in text, "clipped" in text) == (True, False)
+
+
+def test_what_an_older_session_holds_of_a_secret_is_not_exported(tmp_path):
+    environ = {"PATH": os.environ["PATH"], "MY_TOKEN": "sk-zebra-0123456789abcdef"}
+    known = {"base_url": "http://127.0.0.1:9/v1", "api_key": "x", "model": "flaky-1"}
+    made = build_agent(Settings(**known, workspace=str(tmp_path), environ=environ))
+    made.session.unwritten = [{"role": "user", "content": f"it is {environ['MY_TOKEN']}"}]
+    screen = agent.Screen(io.StringIO(), io.StringIO())
+    agent.Repl(made, agent.Person(screen, io.StringIO())).take("/export all.md")
+    made.close()
+    assert "it is [masked]" in (tmp_path / "all.md").read_text()
+
+
+def test_a_copy_without_its_last_turns_says_so_to_the_model(tmp_path):
+    with FlakyServer(["one", "two", "three"]) as server:
+        known = {"base_url": server.url, "api_key": "x", "model": "flaky-1"}
+        made = build_agent(Settings(**known, workspace=str(tmp_path)))
+        assert [made.run("first").text, made.run("second").text] == ["one", "two"]
+        screen = agent.Screen(io.StringIO(), io.StringIO())
+        agent.Repl(made, agent.Person(screen, io.StringIO())).take("/fork 1")
+        made.run("third")
+        made.close()
+    first, last = prompts(server.requests[-1])
+    assert (first, last.endswith("\nthird"), "without its end" in last) == ("first", True, True)
+
+
+def test_what_was_approved_and_counted_in_a_session_ends_with_it(tmp_path, folder):
+    known = {"base_url": "http://127.0.0.1:9/v1", "api_key": "x", "model": "flaky-1"}
+    made = build_agent(Settings(**known, workspace=str(tmp_path)))
+    made.hosts.add("example.org")
+    made.approved.append("bash make *")
+    made.lost.add("the session can not be saved")
+    made.filled = (9000, False)
+    other = new_session(folder, {}, NOW)
+    made.session.close()
+    made.use_session(other)
+    left = (made.hosts, made.approved, made.lost, made.filled)
+    made.close()
+    assert left == (set(), [], set(), (0, False))
+
+
+class Keyboard(io.StringIO):
+    """A terminal on which nothing more is typed."""
+
+    def isatty(self) -> bool:
+        """As it says."""
+        return True
+
+
+@pytest.mark.parametrize(("stdin", "code"), [(Keyboard, 0), (io.StringIO, 129)])
+def test_the_end_of_input_is_a_farewell_only_on_a_terminal(tmp_path, stdin, code):
+    known = {"base_url": "http://127.0.0.1:9/v1", "api_key": "x", "model": "flaky-1"}
+    made = build_agent(Settings(**known, workspace=str(tmp_path)))
+    screen = agent.Screen(io.StringIO(), io.StringIO())
+    assert agent.Repl(made, agent.Person(screen, stdin())).run() == code
+    made.close()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["link.md", "dead.md", "out/x.md"])
 def test_an_export_is_not_written_through_a_link(terminal, workspace, tmp_path, name):
