@@ -3052,6 +3052,7 @@ class Client:
         self.differs: int | None = None  # the first message unlike that of the request before
         self.cache_fell = ""  # why the server's cache served less than before, when it last did
         self.deadline = float("inf")  # of a quiet request
+        self.most_bytes = ENDLESS_BYTES  # of one reply
         self._http: requests.Session | None = None
 
     def session(self) -> requests.Session:
@@ -3371,7 +3372,7 @@ class Client:
         for chunk in arriving(response):
             yield chunk
             size += len(chunk)
-            if size > ENDLESS_BYTES:
+            if size > self.most_bytes:
                 raise EndlessText
             if self.clock() > self.deadline:
                 raise Transient("no end of the reply")
@@ -10396,6 +10397,7 @@ class Budgets:
         self.noted: set[str] = set()  # of these the model knows that they come to an end
         self.steps, self.tokens, self.money = 0, 0, 0.0
         self.report_seconds = REPORT_SECONDS
+        self.check_seconds = CHECK_SECONDS
         self.began = time.monotonic()
 
     def begin(self) -> None:
@@ -10805,7 +10807,7 @@ class Agent:
 
     def failed_check(self) -> str:
         """Run the user's own command; what the model is told of its failure, "" when it passed."""
-        command, least = self.settings.check, max(CHECK_SECONDS, self.settings.timeout)
+        command, least = self.settings.check, max(self.budgets.check_seconds, self.settings.timeout)
         seconds = min(MOST_SECONDS, round(least)) if self.settings.timeout else MOST_SECONDS
         self.shell.call_id = "check"
         self.emit("notice", level="info", text=f"--check runs: {command}")
@@ -12081,20 +12083,20 @@ class Memo:
         return f"\nProject notes from {self.path}:\n{self.text}"
 
 
-def project_folders(root: Path) -> list[Path]:
-    """The folders from the git root down to the workspace; only that one without a repository."""
-    folders = [root, *root.parents]
-    at = next((n for n, folder in enumerate(folders) if owner_of(folder / ".git") is not None), 0)
-    ours = owner_of(folders[at] / ".git") == owner_of(root)  # /tmp/.git may be anybody's
-    return folders[at::-1] if ours else [root]
-
-
 def owner_of(path: Path) -> int | None:
     """Whose file or folder it is; None when there is none."""
     try:
         return path.stat().st_uid
     except OSError:
         return None
+
+
+def project_folders(root: Path, owner: Callable[[Path], int | None] = owner_of) -> list[Path]:
+    """The folders from the git root down to the workspace; only that one without a repository."""
+    folders = [root, *root.parents]
+    at = next((n for n, folder in enumerate(folders) if owner(folder / ".git") is not None), 0)
+    ours = owner(folders[at] / ".git") == owner(root)  # /tmp/.git may be anybody's
+    return folders[at::-1] if ours else [root]
 
 
 def has_notes(folder: Path) -> bool:

@@ -1138,11 +1138,9 @@ def test_the_verdict_does_not_hide_that_the_run_could_not_end(
 
 
 @LONG
-def test_a_check_that_hangs_is_ended_by_the_timeout(
-    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agent.CHECK_SECONDS", 2)
+def test_a_check_that_hangs_is_ended_by_the_timeout(stage: Callable[..., Stage]) -> None:
     one = stage(itertools.repeat("done"), check=f"echo hung; sleep {NAP}", timeout=2.0)
+    one.agent.budgets.check_seconds = 2
     result = one.run()
     assert (result.status, result.exit_code) == ("check_failed", 3)
     assert sum(one.marks()) <= 1

@@ -144,7 +144,7 @@ class Play:
             return self.refusal
         if "tools" not in request:
             self.seen.append(self.look())
-            return NOTES[next(self.notes)]
+            return NOTES.get(kind := next(self.notes), kind)
         step = next(self.work, "done")
         step = {"text": step} if isinstance(step, str) else step
         return {**step, "usage": self.usage(request)} if self.usage else step
@@ -521,11 +521,8 @@ def test_a_rung_that_fails_leaves_all_as_it_was_until_the_next_one(root: Path, k
         pytest.param("任务：修复解析器。文件：parser.py:12。下一步：运行测试。", id="Chinese"),
     ],
 )
-def test_a_good_note_of_any_look_is_taken(
-    root: Path, note: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(NOTES, "given", note)
-    with staged(root, Play(["fine"], ["given"]), plain(10), context=60_000) as one:
+def test_a_good_note_of_any_look_is_taken(root: Path, note: str) -> None:
+    with staged(root, Play(["fine"], [note]), plain(10), context=60_000) as one:
         assert (one.agent.compact(), len(one.asked)) == (True, 1)
         one.agent.run("go on")
         assert note in texts(one.work[-1]["messages"], "user")

@@ -405,9 +405,8 @@ def test_a_line_that_is_repeated_without_end_is_cut_and_the_model_told_once(
 
 @pytest.mark.parametrize("kind", ["content", "arguments"])
 def test_a_reply_without_end_is_cut_whatever_it_says(
-    stage: Callable[..., Stage], kind: str, monkeypatch: pytest.MonkeyPatch
+    stage: Callable[..., Stage], kind: str
 ) -> None:
-    monkeypatch.setattr("agent.ENDLESS_BYTES", 200_000)
     texts = [f"{n} and " for n in range(ENOUGH)]
     part = {"index": 0, "id": "c", "function": {"name": "act"}}
     deltas: list[dict[str, Any]] = [{"content": text} for text in texts]
@@ -416,6 +415,7 @@ def test_a_reply_without_end_is_cut_whatever_it_says(
         deltas[0] = {"tool_calls": [part]}
     server = Endless([AFTER], *deltas)
     one = stage(server, tools=[act])
+    one.agent.client.most_bytes = 200_000
     assert (one.run().text, one.results) == (AFTER, [])
     assert (len(server.requests), server.sent < ENOUGH) == (2, True)
     assert len(shortened("".join(texts))) < 60_000
@@ -782,15 +782,12 @@ def test_notes_are_read_as_the_text_that_they_are(
     assert one.of("notice") == []
 
 
-def test_notes_above_count_only_in_a_repository_of_the_same_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notes_above_count_only_in_a_repository_of_the_same_owner(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "ws" / "a").mkdir(parents=True)
     root = tmp_path / "ws"
     assert project_folders(root / "a") == [tmp_path, root, root / "a"]
-    monkeypatch.setattr("agent.owner_of", {tmp_path / ".git": 0, root: 1}.get)
-    assert project_folders(root) == [root]
+    assert project_folders(root, {tmp_path / ".git": 0, root: 1}.get) == [root]
 
 
 TOUCHES = [

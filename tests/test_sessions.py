@@ -1,10 +1,10 @@
 """Section 3: one JSON file a session, saved whole or not at all, and held by one process."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
+import resource
 import shutil
 import stat
 import subprocess
@@ -975,74 +975,45 @@ def test_a_temporary_file_of_others_does_not_open_the_session_to_them(folder):
     assert mode(path) == "0o600"
 
 
-def test_what_a_turn_left_is_brought_to_the_disk_at_its_end(tmp_path, monkeypatch):
-    real, synced = os.fsync, []
-    monkeypatch.setattr(
-        os, "fsync", lambda file: synced.append(os.fstat(file).st_ino) or real(file)
-    )
-    with FlakyServer(["one"]) as server:
-        made = new_agent(server.url, tmp_path)
+class Synced(Session):
+    """A session that remembers how it was saved."""
+
+    saves: list[bool]
+
+    def save(self, *, sync: bool = False) -> None:
+        """As it is."""
+        self.saves.append(sync)
+        super().save(sync=sync)
+
+
+def test_what_a_turn_left_is_brought_to_the_disk_at_its_end(folder, tmp_path):
+    plain = new_session(folder, {}, NOW)
+    session = Synced(plain.transcript, plain.header, folder)
+    session.lock, session.saves = plain.lock, []
+    script = [{"call": "list_files", "arguments": {}}, "one"]
+    with FlakyServer(script) as server:
+        made = new_agent(server.url, tmp_path, session)
         made.run("hi")
-        assert synced[-1:] == [file_of(made).stat().st_ino]
         made.close()
+    assert (session.saves[-1], any(session.saves[:-1])) == (True, False)
 
 
-def refusing(number: int) -> Callable[..., Any]:
-    """A call of the system that fails."""
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """No file can be written meanwhile."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    def fail(*_: Any, **__: Any) -> Any:
-        raise OSError(number, os.strerror(number))
 
-    return fail
-
-
-def test_a_lock_that_can_be_taken_but_not_written_is_held(folder, monkeypatch):
-    monkeypatch.setattr(os, "truncate", refusing(errno.ENOSPC))
-    first = hold(folder / f"{OLD}.lock")
+def test_a_lock_that_can_be_taken_but_not_written_is_held(folder):
+    with full_disk():
+        first = hold(folder / f"{OLD}.lock")
     assert (first is not None, hold(folder / f"{OLD}.lock")) == (True, None)
     os.close(first)
-
-
-def test_a_disk_without_hard_links_has_backups_too(folder, monkeypatch):
-    path = stored(folder, OLD)
-    before = path.read_bytes()
-    session, _ = open_session(path)
-    monkeypatch.setattr(os, "link", refusing(errno.EPERM))
-    session.keep_backup()
-    session.transcript.add_user("more")
-    session.save()
-    session.close()
-    assert (path.with_suffix(".bak").read_bytes(), mode(path.with_suffix(".bak"))) == (
-        before,
-        "0o600",
-    )
-
-
-def test_a_file_that_the_disk_can_not_read_any_more_falls_back_to_its_backup(folder, monkeypatch):
-    path, real = stored(folder, OLD), agent.read_plain
-    shutil.copy(path, path.with_suffix(".bak"))
-    broken = refusing(errno.EIO)
-    monkeypatch.setattr(agent, "read_plain", lambda file: (broken if file == path else real)(file))
-    session, [note] = open_session(path)
-    session.close()
-    assert (session.transcript.messages, "backup" in note) == (TALK, True)
-
-
-@pytest.mark.parametrize(("number", "opens"), [(errno.EROFS, True), (errno.EMFILE, False)])
-def test_a_session_that_can_only_be_read_goes_on_unkept(folder, monkeypatch, number, opens):
-    path, real, refuse = stored(folder, OLD), agent.open_ours, refusing(number)
-
-    def opening(file: Path, flags: int) -> int:
-        return (refuse if flags & os.O_CREAT else real)(file, flags)
-
-    monkeypatch.setattr(agent, "open_ours", opening)
-    if not opens:
-        with pytest.raises(SessionError, match="can not lock"):
-            open_session(path)
-        return
-    session, notes = open_session(path)
-    assert (session.transcript.messages, session.path) == (TALK, None)
-    assert "not kept" in notes[-1]
 
 
 def test_a_save_that_is_killed_leaves_the_old_or_the_new_file(folder, child):
@@ -1197,12 +1168,11 @@ def test_a_second_damaged_file_does_not_take_the_place_of_the_first(folder):
     assert kept == [b"one", b"two"]
 
 
-def test_a_damaged_file_that_is_kept_already_is_not_kept_once_more(folder, monkeypatch):
+def test_a_damaged_file_that_is_kept_already_is_not_kept_once_more(folder):
     path = stored(folder, OLD)
     path.rename(path.with_suffix(".bak"))
     path.write_text("{")
-    with monkeypatch.context() as disk:
-        disk.setattr(agent, "write_private", refusing(errno.ENOSPC))
+    with full_disk():
         open_session(path)[0].close()
     session, _ = open_session(path)
     session.close()
@@ -1289,21 +1259,6 @@ def test_a_lock_whose_file_is_removed_meanwhile_is_taken_anew(folder, child):
     assert child(script, path).communicate(timeout=60)[0] == "None\n"
     os.close(first)
     os.close(second)
-
-
-def test_a_lock_whose_file_is_removed_while_it_is_taken_is_not_the_one(folder, monkeypatch):
-    path, real, taken = folder / f"{OLD}.lock", fcntl.flock, []
-
-    def flock(descriptor: int, how: int) -> None:
-        if not taken:
-            path.unlink()
-        taken.append(descriptor)
-        real(descriptor, how)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    held = hold(path)
-    assert held is not None and os.path.samestat(os.fstat(held), path.stat())
-    os.close(held)
 
 
 def test_a_session_that_could_not_be_opened_is_not_held(folder):
