@@ -120,9 +120,9 @@ def small_events(delta_of: Callable[[str], Delta], size: int = STREAM_BYTES) -> 
         text = json.dumps({**body, "choices": [choice]}, separators=(",", ":"))
         return b"data: " + text.encode() + b"\n\n"
 
-    words = [event(delta_of(f" word{number}")) for number in range(100)]
-    count = size // sum(map(len, words))
-    return b"".join(words * count) + event({}, "stop") + b"data: [DONE]\n\n"
+    count = size // len(event(delta_of(" word99999")))
+    words = [event(delta_of(f" word{number}")) for number in range(count)]  # no piece comes twice
+    return b"".join(words) + event({}, "stop") + b"data: [DONE]\n\n"
 
 
 def text(word: str) -> Delta:
@@ -156,7 +156,7 @@ class Body:
     """As much of a response as the client looks at."""
 
     def __init__(self, stream: bytes) -> None:
-        self.raw = self
+        self.raw, self.headers = self, dict[str, str]()
         self.parts = itertools.chain(chunks(stream), itertools.repeat(b""))
 
     def read1(self, size: int) -> bytes:
