@@ -10936,7 +10936,9 @@ class Agent:
         """A step is done."""
         self.budgets.steps += 1
         told = self.spend(reply)
-        self.filled = told["prompt_tokens"] + told["completion_tokens"], "estimated" in told
+        filled = told["prompt_tokens"] + told["completion_tokens"], "estimated" in told
+        window = self.client.window or DEFAULT_CONTEXT
+        self.filled = filled if filled[0] <= window else (0, False)  # more can not be true
 
     def spend(self, reply: Reply) -> dict[str, Any]:
         """Add up what a reply cost, of a step or a summary; what is untold is estimated."""
@@ -11535,12 +11537,14 @@ class Agent:
         """Why no compaction makes the conversation fit, and what does."""
         tools = estimate_tokens(self.tools_json)
         notes = estimate_tokens("".join(map(str, self.memory.values())))
-        fixed = tools + self.transcript.encodings()[0][2]
+        system, *others = (tokens for *_, tokens in self.transcript.encodings())
+        fixed = tools + system
         return (
             f"the conversation does not fit: about {self.tokens()} tokens, with a window of"
-            f" {self.window()}. {fixed} are the system message (AGENTS.md: {notes}) and the tools"
-            f" ({tools}), which no compaction shortens. Say --context if the window is larger,"
-            " shorten AGENTS.md, offer fewer tools (--tools), or /compact"
+            f" {self.window()}. The largest message has {max(others, default=0)}; {fixed} are the"
+            f" system message (AGENTS.md: {notes}) and the tools ({tools}), which no compaction"
+            " shortens. Say --context if the window is larger, shorten AGENTS.md, offer fewer tools"
+            " (--tools), or /compact"
         )
 
     def compact(self, focus: str = "", *, by_itself: bool = False, refused: bool = False) -> bool:
@@ -11569,7 +11573,9 @@ class Agent:
         sizes = {"messages_before": len(work.messages), "messages_after": len(made)}
         path = self.session.path if self.session.unwritten else self.session.archive_path
         kept = self.workspace.relative(path) if path else ""
-        self.emit("compacted", **sizes, tokens_before=before, tokens_after=after, archive=kept)
+        tools = estimate_tokens(self.tools_json)  # a part of each request, as /status counts
+        sizes |= {"tokens_before": before + tools, "tokens_after": after + tools}
+        self.emit("compacted", **sizes, archive=kept)
         return True
 
     def put_in_place(self, work: Compaction, made: Sequence[Message]) -> None:
@@ -12160,16 +12166,20 @@ ACTS = (
     r"|trace|try|update|use the|verify|view|work on|write)\b"
 )
 ACTING = (
-    r"(?:adding|applying|building|changing|checking|creating|editing|examining|executing|fixing"
-    r"|implementing|inspecting|installing|looking|opening|proceeding|reading|removing|running"
-    r"|searching|starting|testing|updating|verifying|writing)\b"
+    r"(?:adding|applying|building|changing|checking|creating|doing (?:it|that|this|so)|editing"
+    r"|examining|executing|fixing|going to|implementing|inspecting|installing|looking|opening"
+    r"|proceeding|reading|removing|running|searching|starting|testing|updating|verifying|working on"
+    r"|writing)\b"
 )
 SOON = r"(?:(?:now|first|next|then|also|just|quickly|immediately|go ahead and|try to|to),? )*"
 PROMISES = (
     (
         rf"(?<![\"“'‘«])\b(?:i'll|i will|i(?:'m| am) (?:now )?(?:going|about) to|let me|let's"
         rf"|(?:now|next|first|then),? (?:i|we) (?:need|have|want) to|we'll) {SOON}{ACTS}"
-        rf"|\bi(?:'m| am) now {ACTING}|^(?:now )?{ACTING}.*(?:\bnow[.!]?|\.\.\.|…|:)$"
+        rf"|\bi(?:'m| am) now {ACTING}"
+        rf"|^(?:(?:ok|okay|sure|alright|all right|right|got it|now)\b[,;:]? )*{ACTING}"
+        r".*(?:\bnow[.!]?|\.\.\.|…|:)$"
+        rf"|^i need to {SOON}(?!see\b|get\b){ACTS}.*\b(?:first|now|next)\W*$"
         r"|^(?!.*[(){}=<>|])\w+(?:[ ,'`-]+[\w./]+[`']?){2,}:$",
         r"\b(?:if|once|when|after|until|before|unless|what|anything|whatever|whether) your?\b"
         r"|\byou(?:'d)? (?:want|like|need|prefer|can|could|may|confirm|tell|decide)\b|\bunless\b"
