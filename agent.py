@@ -2698,7 +2698,7 @@ OVERFLOW = any_of(
     r"available context size",
     r"input token count.*exceeds",
     r"reduce the length of (the|either)",
-    r"exceeds?( the)? context (window|limit)",
+    r"exceeds?( the)? context (window|limit|length)",
     r"exceed context limit",
     r"context window (exceeds|limit)",
     r"longer than the model.s context",
@@ -2711,6 +2711,8 @@ OVERFLOW = any_of(
     r"prompt exceeds max",
     r"too many tokens",
     r"prompt token count",
+    r"exceed max message tokens",
+    r"tokens in request more than max",
     r"range of input length",
 )
 # The window's size in the text of an overflow, the most exact form first.
@@ -2721,6 +2723,7 @@ LIMITS = (
     r"context (?:length|size|window)(?: is| of(?: only)?|:)?\s*\(?(\d+)",
     r"(?:<=|cannot exceed|context limit: .*?>)\s*(\d+)",
     r"limit(?: of| is|:)\s*(\d+)",
+    r"range of input length.*?, ?(\d+)\]",
 )
 SIZE_OF_REQUEST = Regex(r"Limit (\d+), Requested (\d+)")
 # What an answer complains of -> what is sent differently from then on. The first row that fits and
@@ -11458,7 +11461,8 @@ class Agent:
         again = self.again.add((name, given, text), step)
         note = self.equal.add((name, given, text), step) or again
         if status == "error" or (name == "bash" and FAILED_COMMAND.fullmatch(text)):
-            note += self.failures.add((name, text), step)
+            # What is no JSON is quoted in its error; it is the same one nonetheless.
+            note += self.failures.add((name, "no JSON" if one.call.error else text), step)
         elif status == "ok":  # what was denied or cancelled says nothing of the tool
             self.failures.last, self.failures.count = (), 0
         return note

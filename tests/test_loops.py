@@ -286,6 +286,14 @@ def test_after_the_note_a_success_lets_the_turn_go_on(stage: Callable[..., Stage
     assert (one.run().status, noted(one.results, one.results[0])) == ("done", [8])
 
 
+def test_arguments_that_are_no_json_are_one_error_whatever_they_are(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage([*({"call": "bad", "arguments": f'{{"a": "{n}'} for n in range(12))], tools=[bad])
+    assert (one.run().exit_code, len(one.server.requests)) == (1, 10)
+    assert [n for n, text in enumerate(one.results, 1) if "\n[" in text] == [8]
+
+
 def test_errors_of_one_reply_count_and_the_model_gets_to_see_the_note(
     stage: Callable[..., Stage],
 ) -> None:
