@@ -1194,6 +1194,12 @@ def test_the_line_after_a_turn_and_the_status_tell_what_was_used(terminal, confi
     assert [text for text in wanted if text not in status] == []
 
 
+def test_a_count_that_is_larger_than_the_window_is_not_shown_as_its_use(run_agent):
+    with FlakyServer([{"text": "ok", "usage": {"prompt_tokens": 1_000_000}}]) as server:
+        done = run_agent("--context", "100000", "hi", server=server)
+    assert re.search(r"tokens: 1,000,000 in .*; window ~[1-9] %;", usage_line(done.stderr))
+
+
 @LONG
 def test_one_line_on_stderr_says_what_a_run_used(run_agent, config):
     with FlakyServer([{"text": "ok", "usage": USED}] * 2) as server:
