@@ -6,6 +6,7 @@ or questions so far: `SIGNAL_SEED=1234 pytest tests/test_signals.py` picks other
 """
 
 import fcntl
+import io
 import json
 import os
 import random
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import termios
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any
 import pytest
 from conftest import NAP, Terminal, alive, put_session, results, session_files, talk, until
 
-from agent import new_session, problems, state_folder
+from agent import Person, Repl, Screen, Signals, Stop, main, new_session, problems, state_folder
 from flaky_server import FlakyServer
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -646,3 +648,47 @@ def test_the_program_can_be_called_in_each_of_its_ways(start_agent, workspace, e
             agent.send_signal(signal.SIGINT)
             _, err = agent.communicate(timeout=60)
         assert (agent.returncode, "Traceback" in err) == (130, False)
+
+
+CALLS = "import sys\nfrom agent import main\nsys.exit(main())\n"
+
+
+@pytest.mark.parametrize("way", ["a file", "installed"])
+def test_ctrl_c_while_the_program_is_being_loaded_is_one_line(environment, tmp_path, way):
+    root = Path(__file__).resolve().parent.parent
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "agent").write_text(CALLS)
+    (tmp_path / "argparse.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    program = root / "agent.py" if way == "a file" else tmp_path / "bin" / "agent"
+    env = environment(None, {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"})
+    ran = subprocess.run([sys.executable, program, "hi"], env=env, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "agent: cancelled\n")
+
+
+def test_ctrl_c_while_a_class_is_made_is_no_fault_of_ours(monkeypatch, capsys):
+    def load(argv: object, environ: object) -> None:
+        raise RuntimeError("Error calling __set_name__") from Stop(130)
+
+    monkeypatch.setattr("agent.load", load)
+    monkeypatch.setattr("agent.install_signals", lambda signals: None)
+    assert main(["hi"]) == 130
+    assert capsys.readouterr().err == "agent: cancelled\n"
+
+
+@pytest.mark.parametrize(("pause", "ended"), [(0.5, (130, 2)), (3.0, (0, 4))])
+def test_only_a_second_ctrl_c_soon_after_the_first_leaves(monkeypatch, pause, ended):
+    asked: list[float] = []
+
+    def prompt() -> str:
+        asked.append(pause * len(asked))
+        if len(asked) == 4:
+            return "exit"
+        raise Stop(130)
+
+    person = Person(Screen(io.StringIO(), io.StringIO()), io.StringIO())
+    monkeypatch.setattr(person, "prompt", prompt)
+    monkeypatch.setattr("agent.time", types.SimpleNamespace(monotonic=lambda: asked[-1]))
+    repl = Repl(types.SimpleNamespace(signals=Signals()), person)
+    assert (repl.run(), len(asked)) == ended
