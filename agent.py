@@ -12701,9 +12701,12 @@ LEAVE_SECONDS = 2.0  # between two Ctrl-C that leave
 class Repl:
     """The prompt, the slash commands and the turns between them."""
 
-    def __init__(self, agent: Agent, person: Person) -> None:
+    def __init__(
+        self, agent: Agent, person: Person, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.agent = agent
         self.person = person
+        self.clock = clock
         self.screen = person.screen
         self.leaving = False
         self.exit_code = 0
@@ -12717,12 +12720,12 @@ class Repl:
                 text = self.person.prompt()
             except KeyboardInterrupt as stop:
                 self.exit_code = exit_code_of(stop)
-                again = time.monotonic() < warned and not self.person.cleared
+                again = self.clock() < warned and not self.person.cleared
                 if self.exit_code != SIGINT_CODE or again:
                     break
                 self.exit_code = 0
                 self.screen.line("\n(Ctrl-C again, Ctrl-D or /exit leaves)")
-                warned = 0.0 if self.person.cleared else time.monotonic() + LEAVE_SECONDS
+                warned = 0.0 if self.person.cleared else self.clock() + LEAVE_SECONDS
                 continue
             warned = 0.0
             if text is None:
@@ -13300,8 +13303,8 @@ def attend(argv: Sequence[str], signals: Signals, known: argparse.Namespace) -> 
         report_failure(known.flags, text, error.exit_code)
         return error.exit_code
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):
-            raise error.__cause__ from None  # Python wraps what comes while a class is made
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None  # in a class body, or in the middle of argparse
         mask = secrets_of(known.settings).mask
         where = save_crash(error, mask)
         report_failure(known.flags, mask(f"internal error: {error!r}; {where}"), 1)

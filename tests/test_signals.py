@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import termios
-import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,17 @@ from typing import Any
 import pytest
 from conftest import NAP, Terminal, alive, put_session, results, session_files, talk, until
 
-from agent import Person, Repl, Screen, Signals, Stop, main, new_session, problems, state_folder
+from agent import (
+    Person,
+    Repl,
+    Screen,
+    Settings,
+    Stop,
+    build_agent,
+    new_session,
+    problems,
+    state_folder,
+)
 from flaky_server import FlakyServer
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -667,28 +676,43 @@ def test_ctrl_c_while_the_program_is_being_loaded_is_one_line(environment, tmp_p
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "agent: cancelled\n")
 
 
-def test_ctrl_c_while_a_class_is_made_is_no_fault_of_ours(monkeypatch, capsys):
-    def load(argv: object, environ: object) -> None:
-        raise RuntimeError("Error calling __set_name__") from Stop(130)
+MASKED = """
+import sys
+import agent
+class Words(list):
+    def __iter__(self):
+        try:
+            raise agent.Stop(130)
+        finally:
+            raise AttributeError("what argparse lacks after it")
+sys.exit(agent.main(Words()))
+"""
 
-    monkeypatch.setattr("agent.load", load)
-    monkeypatch.setattr("agent.install_signals", lambda signals: None)
-    assert main(["hi"]) == 130
-    assert capsys.readouterr().err == "agent: cancelled\n"
+
+def test_ctrl_c_that_another_error_hides_is_no_fault_of_ours(environment, tmp_path):
+    command = [sys.executable, "-c", MASKED]
+    env = environment()
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "agent: cancelled\n")
 
 
-@pytest.mark.parametrize(("pause", "ended"), [(0.5, (130, 2)), (3.0, (0, 4))])
-def test_only_a_second_ctrl_c_soon_after_the_first_leaves(monkeypatch, pause, ended):
-    asked: list[float] = []
+class Presses(Person):
+    """Somebody who presses Ctrl-C three times and then leaves."""
 
-    def prompt() -> str:
-        asked.append(pause * len(asked))
-        if len(asked) == 4:
+    asked = 0
+
+    def prompt(self) -> str:
+        self.asked += 1
+        if self.asked == 4:
             return "exit"
         raise Stop(130)
 
-    person = Person(Screen(io.StringIO(), io.StringIO()), io.StringIO())
-    monkeypatch.setattr(person, "prompt", prompt)
-    monkeypatch.setattr("agent.time", types.SimpleNamespace(monotonic=lambda: asked[-1]))
-    repl = Repl(types.SimpleNamespace(signals=Signals()), person)
-    assert (repl.run(), len(asked)) == ended
+
+@pytest.mark.parametrize(("pause", "ended"), [(0.5, (130, 2)), (3.0, (0, 4))])
+def test_only_a_second_ctrl_c_soon_after_the_first_leaves(tmp_path, pause, ended):
+    made = Settings(base_url="http://127.0.0.1:1/v1", model="m", workspace=str(tmp_path), bare=True)
+    person = Presses(Screen(io.StringIO(), io.StringIO()), io.StringIO())
+    agent = build_agent(made)
+    code = Repl(agent, person, clock=lambda: pause * person.asked).run()
+    agent.close()
+    assert (code, person.asked) == ended
