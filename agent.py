@@ -32,6 +32,16 @@ Left out on purpose: async, plugins, a project config, a theme engine, a databas
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
+    __name__ == "__main__" or os.path.basename(sys.argv[0]) == "agent"
+):
+    # The program, a script or installed: from here to main() a Ctrl-C is no traceback.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130 + 0 * os.write(2, b"agent: cancelled\n")))
+
 import argparse
 import codecs
 import errno
@@ -41,19 +51,12 @@ import gc
 import io
 import itertools
 import operator
-import os
 import re
-import signal
 import stat
-import sys
 import threading
 import time
 import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-    # Nothing has begun: a Ctrl-C from here to main() is no reason for a traceback.
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130 + 0 * os.write(2, b"agent: cancelled\n")))
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12331,15 +12334,14 @@ class Screen:
             show(**data)
 
     def write(self, stream: Any, text: str) -> None:
-        """Print; a reader that went away is not our failure, a full disk is."""
+        """Print; a reader that went away is not our failure, a full disk under the answer is."""
         try:
             stream.write(text)
             stream.flush()
-        except (BrokenPipeError, ValueError):
-            self.streams = False
-        except OSError as error:
-            self.streams = False
-            self.failure = str(error.strerror)
+        except (OSError, ValueError) as error:
+            self.streams &= stream is not self.out
+            if stream is self.out and not isinstance(error, BrokenPipeError | ValueError):
+                self.failure = str(error.strerror)
 
     def line(self, text: str) -> None:
         """One whole line beside the model's text."""
@@ -12447,6 +12449,7 @@ def drain(stream: Any, wait: float = 0.0) -> str:
 
 
 PASTE_SECONDS = 0.03  # what comes within this time after a line belongs to it
+END_KEY = "[\0\x04]"  # Ctrl-D; typed before it can be read, it comes as a zero
 PASTE_MARK = "\x1b\\[20[01]~"  # what a terminal puts around it
 LONG_COMMAND = (20, 2000)  # lines and characters shown whole
 LONG_DIFF = (200, 20_000)
@@ -12534,6 +12537,7 @@ class Person:
         self.history = history
         self.marks = marks  # the terminal can mark what is pasted
         self.draft = ""  # typed too early: put into the next prompt
+        self.ended = False  # Ctrl-D was typed right behind the last prompt
         self.cleared = False  # the last Ctrl-C cleared a line that was not empty
         self.editor: Any = None  # the readline module
 
@@ -12643,13 +12647,13 @@ class Person:
 
     def prompt(self) -> str | None:
         """The next prompt, a paste of several lines as one; None when the person leaves."""
-        draft, self.draft = self.draft, ""
+        draft, self.draft = re.sub(END_KEY, "", self.draft), ""
         rest, lines = draft.strip("\n"), list[str]()
         self.cleared = False
-        while True:
+        while not self.ended:
             try:
                 lines.append(self.edit_line("> " if not lines else "", rest))
-                more = drain(self.stdin, PASTE_SECONDS)
+                more, *ends = re.split(END_KEY, drain(self.stdin, PASTE_SECONDS), maxsplit=1)
             except (EOFError, OSError):  # OSError: the terminal is gone
                 return None
             except KeyboardInterrupt:
@@ -12658,11 +12662,13 @@ class Person:
                 if typed.strip():
                     self.editor.add_history(typed)
                 raise
-            head, newline, rest = more.rpartition("\n")
+            self.ended = bool(ends)
+            head, newline, rest = (more, "\n", "") if ends else more.rpartition("\n")
             if newline:
                 lines.append(head)
             if not rest:
                 return clean("\n".join(lines))
+        return None
 
     def edit_line(self, prompt: str, text: str) -> str:
         """One line with line editing, beginning with `text`. Raises EOFError."""
@@ -12703,12 +12709,18 @@ class Person:
             self.screen.line(f"agent: history not kept: {error.strerror}")
 
 
+LEAVE_SECONDS = 2.0  # between two Ctrl-C that leave
+
+
 class Repl:
     """The prompt, the slash commands and the turns between them."""
 
-    def __init__(self, agent: Agent, person: Person) -> None:
+    def __init__(
+        self, agent: Agent, person: Person, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.agent = agent
         self.person = person
+        self.clock = clock
         self.screen = person.screen
         self.leaving = False
         self.exit_code = 0
@@ -12716,19 +12728,20 @@ class Repl:
     def run(self) -> int:
         """Read prompts until the person leaves; returns the exit code."""
         self.person.load_history()
-        warned = False
+        warned = 0.0  # until when a second Ctrl-C leaves
         while not self.leaving:
             try:
                 text = self.person.prompt()
             except KeyboardInterrupt as stop:
                 self.exit_code = exit_code_of(stop)
-                if self.exit_code != SIGINT_CODE or (warned and not self.person.cleared):
+                again = self.clock() < warned and not self.person.cleared
+                if self.exit_code != SIGINT_CODE or again:
                     break
                 self.exit_code = 0
-                warned = not self.person.cleared
                 self.screen.line("\n(Ctrl-C again, Ctrl-D or /exit leaves)")
+                warned = 0.0 if self.person.cleared else self.clock() + LEAVE_SECONDS
                 continue
-            warned = False
+            warned = 0.0
             if text is None:
                 self.exit_code = 0 if self.person.stdin.isatty() else 128 + signal.SIGHUP
                 self.screen.line("")
@@ -13304,6 +13317,8 @@ def attend(argv: Sequence[str], signals: Signals, known: argparse.Namespace) -> 
         report_failure(known.flags, text, error.exit_code)
         return error.exit_code
     except Exception as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None  # in a class body, or in the middle of argparse
         mask = secrets_of(known.settings).mask
         where = save_crash(error, mask)
         report_failure(known.flags, mask(f"internal error: {error!r}; {where}"), 1)

@@ -1499,6 +1499,14 @@ def test_output_that_can_not_be_written_is_an_error_in_one_line(start_agent, wor
     assert "No space left on device" in err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_an_answer_that_came_out_whole_is_no_error_where_stderr_is_full(start_agent):
+    with FlakyServer(["ok"]) as server, Path("/dev/full").open("w") as full:
+        agent = start_agent("hi", server=server, stderr=full)
+        out, _ = agent.communicate(timeout=60)
+    assert (agent.returncode, out) == (0, "ok\n")
+
+
 @pytest.mark.parametrize("prefix", ["", "setsid", "nohup"])
 def test_a_background_job_ends_with_the_agent(run_agent, workspace, prefix):
     command = f"{prefix} sleep {NAP} > /dev/null 2>&1 & echo started"

@@ -6,6 +6,7 @@ or questions so far: `SIGNAL_SEED=1234 pytest tests/test_signals.py` picks other
 """
 
 import fcntl
+import io
 import json
 import os
 import random
@@ -23,7 +24,17 @@ from typing import Any
 import pytest
 from conftest import NAP, Terminal, alive, put_session, results, session_files, talk, until
 
-from agent import new_session, problems, state_folder
+from agent import (
+    Person,
+    Repl,
+    Screen,
+    Settings,
+    Stop,
+    build_agent,
+    new_session,
+    problems,
+    state_folder,
+)
 from flaky_server import FlakyServer
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -646,3 +657,62 @@ def test_the_program_can_be_called_in_each_of_its_ways(start_agent, workspace, e
             agent.send_signal(signal.SIGINT)
             _, err = agent.communicate(timeout=60)
         assert (agent.returncode, "Traceback" in err) == (130, False)
+
+
+CALLS = "import sys\nfrom agent import main\nsys.exit(main())\n"
+
+
+@pytest.mark.parametrize("way", ["a file", "installed"])
+def test_ctrl_c_while_the_program_is_being_loaded_is_one_line(environment, tmp_path, way):
+    root = Path(__file__).resolve().parent.parent
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "agent").write_text(CALLS)
+    (tmp_path / "argparse.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    program = root / "agent.py" if way == "a file" else tmp_path / "bin" / "agent"
+    env = environment(None, {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"})
+    ran = subprocess.run([sys.executable, program, "hi"], env=env, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "agent: cancelled\n")
+
+
+MASKED = """
+import sys
+import agent
+class Words(list):
+    def __iter__(self):
+        try:
+            raise agent.Stop(130)
+        finally:
+            raise AttributeError("what argparse lacks after it")
+sys.exit(agent.main(Words()))
+"""
+
+
+def test_ctrl_c_that_another_error_hides_is_no_fault_of_ours(environment, tmp_path):
+    command = [sys.executable, "-c", MASKED]
+    env = environment()
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "agent: cancelled\n")
+
+
+class Presses(Person):
+    """Somebody who presses Ctrl-C three times and then leaves."""
+
+    asked = 0
+
+    def prompt(self) -> str:
+        self.asked += 1
+        if self.asked == 4:
+            return "exit"
+        raise Stop(130)
+
+
+@pytest.mark.parametrize(("pause", "ended"), [(0.5, (130, 2)), (3.0, (0, 4))])
+def test_only_a_second_ctrl_c_soon_after_the_first_leaves(tmp_path, pause, ended):
+    made = Settings(base_url="http://127.0.0.1:1/v1", model="m", workspace=str(tmp_path), bare=True)
+    person = Presses(Screen(io.StringIO(), io.StringIO()), io.StringIO())
+    agent = build_agent(made)
+    code = Repl(agent, person, clock=lambda: pause * person.asked).run()
+    agent.close()
+    assert (code, person.asked) == ended

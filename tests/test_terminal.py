@@ -636,6 +636,17 @@ def test_a_paste_of_three_lines_is_one_prompt(terminal, keys):
     assert [line for line in prompt.splitlines() if line.strip()] == ["one", "two", "three"]
 
 
+@pytest.mark.parametrize("keys", ["one\r\x04", "one\rtwo\r\x04", "one\rtwo\x04"])
+def test_ctrl_d_right_behind_a_prompt_sends_it_and_leaves(terminal, keys):
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server)
+        screen.prompt()
+        screen.send(keys)
+        screen.expect("PONG")
+        assert screen.wait() == 0
+    assert prompts(server.requests[0]) == ["one\ntwo" if "two" in keys else "one"]
+
+
 def test_a_paste_with_the_line_ends_of_windows_is_its_lines_and_nothing_else(terminal):
     with FlakyServer(["PONG"] * 3) as server:
         screen = terminal(server=server)
