@@ -11459,6 +11459,8 @@ class Agent:
 
     def note_loop(self, one: Running, status: str, text: str) -> str:
         """What a result says of equal calls, or of equal failures in a row; mostly nothing."""
+        if status in ("denied", "cancelled"):  # it says nothing of the tool, and may be no loop
+            return ""
         name, step = one.made.name or one.call.name, self.budgets.steps
         given = encode(sorted((one.arguments or one.call.arguments).items()))
         again = self.again.add((name, given, text), step)
@@ -11466,7 +11468,7 @@ class Agent:
         if status == "error" or (name == "bash" and FAILED_COMMAND.fullmatch(text)):
             # What is no JSON is quoted in its error; it is the same one nonetheless.
             note += self.failures.add((name, "no JSON" if one.call.error else text), step)
-        elif status == "ok":  # what was denied or cancelled says nothing of the tool
+        else:
             self.failures.last, self.failures.count = (), 0
         return note
 

@@ -342,8 +342,9 @@ def test_a_row_of_errors_does_not_reach_over_prompts(stage: Callable[..., Stage]
     assert [text for text in one.results if "\n[" in text] == []
 
 
-def test_denials_are_no_errors_however_many_there_are(stage: Callable[..., Stage]) -> None:
-    steps = [call("write_file", path=f"{n}.txt", content="x") for n in range(14)]
+@pytest.mark.parametrize("path", ["{}.txt", "the same.txt"])
+def test_denials_are_no_loop_however_many_there_are(stage: Callable[..., Stage], path: str) -> None:
+    steps = [call("write_file", path=path.format(n), content="x") for n in range(14)]
     one = stage([*steps, "done"], mode="ask")
     result = one.run()
     assert (result.status, result.exit_code, len(result.denied)) == ("needs_permission", 77, 14)
