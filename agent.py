@@ -2158,6 +2158,7 @@ def read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
 
 ENDLESS_UNIT = 4000  # characters of the longest piece that is looked for
 ENDLESS_CHARS = 50_000  # of a piece that is no line: what a person asked for may be long
+ENDLESS_PATIENCE = 1_000_000  # characters more of such a piece
 ENDLESS_LINES = 200
 ENDLESS_KEPT = 3  # pieces that are stored
 ENDLESS_BYTES = 200_000_000  # of a reply that is no piece again and again, and never ends
@@ -3048,7 +3049,7 @@ class Client:
         self.warned = False
         self.shown: list[str] = []  # the text of the reply that is on its way
         self.fresh: list[str] = []  # its last pieces, reasoning too, and what came before them
-        self.tail = ""
+        self.tail, self.same = "", 0  # how long its end is one piece again and again
         self.half = ""  # of a surrogate pair
         self.quiet = False
         self.last_event = 0.0  # when data last came, keep-alive comments not counted
@@ -3284,7 +3285,7 @@ class Client:
 
     def _read(self, response: requests.Response, offered: Sequence[str]) -> Reply:
         resolver = Resolver(offered)
-        self.fresh, self.tail = [], ""
+        self.fresh, self.tail, self.same = [], "", 0
         try:
             self._read_stream(response, resolver)
             self._look_back()
@@ -3316,9 +3317,11 @@ class Client:
 
     def _look_back(self) -> None:
         """Raises EndlessText when what came last is one piece again and again."""
-        self.tail = "".join([self.tail, *self.fresh])[-ENDLESS_CHARS - ENDLESS_UNIT :]
-        self.fresh = []
-        if endless(self.tail)[1]:
+        new, self.fresh = "".join(self.fresh), []
+        self.tail = (self.tail + new)[-ENDLESS_CHARS - ENDLESS_UNIT :]
+        unit = endless(self.tail)[1]
+        self.same = self.same + len(new) if unit else 0
+        if "\n" in unit.strip(" ") or self.same > ENDLESS_PATIENCE:
             raise EndlessText
 
     def _show(self, text: str) -> None:
@@ -11454,7 +11457,7 @@ class Agent:
 
     def watch_loops(self) -> None:
         """Nothing was repeated yet: in a row, with other calls between, or in vain."""
-        self.equal, self.again = Streak(3, 5, REPEATED), Repeats(6, 10, REPEATED)
+        self.equal, self.again = Streak(3, 5, REPEATED), Repeats(10, 20, REPEATED)
         self.failures = Streak(8, 10, FAILING)
 
     def note_loop(self, one: Running, status: str, text: str) -> str:

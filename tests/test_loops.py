@@ -158,11 +158,9 @@ def test_the_third_equal_call_is_noted_and_the_fifth_ends_the_turn(
 @pytest.mark.parametrize(
     ("steps", "requests", "at"),
     [
-        pytest.param([say("a"), say("b")] * 12, 20, [12], id="two by turns"),
-        pytest.param([say("a", "b"), say("b", "a")] * 12, 10, [11], id="two in one reply"),
-        pytest.param(
-            [*map(say, "xxyabcbacabcacbbaccabcabacbbacbcacab")], 32, [19], id="three in any order"
-        ),
+        pytest.param([say("a"), say("b")] * 24, 40, [20], id="two by turns"),
+        pytest.param([say("a", "b"), say("b", "a")] * 24, 20, [19], id="two in one reply"),
+        pytest.param([*map(say, "xxy" + "abcbacabcacb" * 8)], 62, [33], id="three in any order"),
         pytest.param(
             [
                 {"call": "echo", "arguments": {"text": "a", "times": 1}},
