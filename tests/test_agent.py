@@ -1944,7 +1944,7 @@ def test_a_hook_that_ends_with_2_blocks_the_call_and_says_why(
         pytest.param(("/nonexistent/hook",), 60, id="no program"),
         pytest.param(("sh", "-c", "exit 3"), 60, id="another code"),
         pytest.param(("sh", "-c", "sleep 600 & sleep 600"), 0.1, id="time"),
-        pytest.param(("sh", "-c", "yes"), 60, id="flood"),
+        pytest.param(("sh", "-c", "yes"), 2, id="flood"),
         pytest.param(("sh", "-c", "kill -9 $$"), 60, id="killed"),
         pytest.param(("echo", '{"arguments": 3}'), 60, id="no object"),
         pytest.param(lambda event: 1 / 0, 60, id="exception"),
