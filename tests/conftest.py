@@ -177,6 +177,7 @@ QUICK_CASES = {
     "test_a_background_job_ends_with_the_agent": 0,
     "test_the_agent_greps_reads_edits_and_tests_a_copy_of_itself": 0,
     # test_client.py
+    "test_an_endpoint_that_lists_no_models_is_an_error_that_names_it": 2,
     "test_an_entry_in_netrc_does_not_replace_the_key": 1,
     # test_commands.py
     "test_the_last_line_says_how_it_ended": 4,

@@ -449,7 +449,7 @@ def test_a_timeout_ends_a_running_command_with_its_children_and_keeps_its_output
     stage: Callable[..., Stage],
 ) -> None:
     begun = shell(f"echo begun; sleep {NAP} & sleep {NAP}")
-    one = stage([begun, "report", "never"], timeout=2.0)
+    one = stage([begun, "report", "never"], timeout=3.0)
     result = one.run()
     assert (result.status, result.exit_code, result.text) == ("limit", 53, "report")
     assert results(one.server.requests[1])[0].startswith("begun\n")
@@ -560,14 +560,17 @@ def test_ctrl_c_while_the_end_of_the_time_is_saved_is_not_lost(
     stage: Callable[..., Stage],
 ) -> None:
     def emit(kind: str, **data: Any) -> None:
-        if kind == "tool_result":  # what is saved next is refused, and that is reported
+        if kind == "tool_output" and one.agent.budgets.used()["seconds"] < 10_000:
+            one.agent.budgets.began -= 10_000
+            signal.raise_signal(signal.SIGALRM)
+        elif kind == "tool_result":  # what is saved next is refused, and that is reported
             one.agent.session.path.unlink()
             one.agent.session.path.mkdir()
         elif kind == "notice":
             signal.raise_signal(signal.SIGINT)
 
-    one = stage([shell(f"sleep {NAP}"), "report"], timeout=2.0)
-    one.agent.emit = emit
+    one = stage([shell(f"echo begun; sleep {NAP}"), "report"], timeout=10_000.0)
+    one.agent.emit = one.agent.shell.emit = emit
     assert (one.run().exit_code, len(one.server.requests)) == (130, 1)
 
 

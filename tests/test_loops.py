@@ -394,7 +394,9 @@ FOREVER = [
     pytest.param(LINE, id="text"),
     pytest.param(THOUGHTS, id="reasoning"),
     pytest.param(TEXT, id="a line in two parts", marks=LONG),
-    pytest.param([{"content": f"step {n}, and " * 8} for n in range(25)], id="a long piece"),
+    pytest.param(
+        [{"content": f"step {n}, and " * 8} for n in range(25)], id="a long piece", marks=LONG
+    ),
 ]
 
 
