@@ -4,7 +4,6 @@
 looked at in real processes and on a terminal.
 """
 
-import dataclasses
 import http.server
 import itertools
 import json
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stages
 from conftest import NAP, alive, prompts, results, until
 
 from agent import (
-    Agent,
     Settings,
     Signals,
     TimeUp,
@@ -29,7 +28,6 @@ from agent import (
     build_agent,
     in_time,
     load,
-    problems,
     report_unraisable,
     tool,
 )
@@ -48,22 +46,8 @@ USED = {
 COST = ((12_345 - 9_876) * 1.0 + 9_876 * 0.25 + 1_234 * 10.0) / 1e6
 
 
-@dataclasses.dataclass
-class Stage:
-    """An agent, the server that is its model, and what it reported."""
-
-    agent: Agent
-    server: FlakyServer
-    root: Path
-    events: list[tuple[str, dict[str, Any]]]
-
-    def run(self, prompt: str = "go") -> Any:
-        """One prompt to its end."""
-        return self.agent.run(prompt)
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        """The events of a kind."""
-        return [data for name, data in self.events if name == kind]
+class Stage(stages.Stage):
+    """With what these tests ask it for."""
 
     def last_sent(self) -> str:
         """The last message of the last request."""
@@ -77,28 +61,7 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
     """Build agents; at the end all is closed, and every request and transcript was valid."""
-    made: list[Stage] = []
-
-    def build(script: Any, *, tools: Any = (), ask: Any = None, **more: Any) -> Stage:
-        events: list[tuple[str, dict[str, Any]]] = []
-        server = script if isinstance(script, FlakyServer) else FlakyServer(script)
-        server.start()
-        fields = {"mode": "auto", "sandbox": "off", "workspace": str(tmp_path), "model": "flaky-1"}
-        fields |= {"environ": {"PATH": os.environ["PATH"]}} | more
-        known = Settings(base_url=server.url, api_key="x", **fields)
-        agent = build_agent(
-            known, tools=tools, emit=lambda kind, **data: events.append((kind, data)), ask=ask
-        )
-        made.append(Stage(agent, server, tmp_path, events))
-        return made[-1]
-
-    yield build
-    for one in made:
-        one.agent.close()
-        one.server.close()
-    assert [p for one in made for request in one.server.requests for p in request.problems] == []
-    assert [error for one in made for error in one.server.errors] == []
-    assert [p for one in made for p in problems(one.agent.transcript.messages)] == []
+    yield from stages.stages(tmp_path, Stage)
 
 
 @pytest.fixture

@@ -4,10 +4,8 @@
 looked at in real processes and on a terminal.
 """
 
-import dataclasses
 import itertools
 import json
-import os
 import re
 import signal
 import sys
@@ -16,36 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stages
 from conftest import prompts, put_session, results, roles, session_files
 
-from agent import Agent, Settings, build_agent, problems, project_folders, shortened, tool
+from agent import Agent, project_folders, shortened, tool
 from flaky_server import FlakyServer, Pause, Reply
 
 LONG = pytest.mark.long
 OLD = "20260101-100000-aaaa"
 
 
-@dataclasses.dataclass
-class Stage:
-    """An agent, the server that is its model, and what it reported."""
-
-    agent: Agent
-    server: FlakyServer
-    root: Path
-    events: list[tuple[str, dict[str, Any]]]
-
-    def run(self, prompt: str = "go") -> Any:
-        """One prompt to its end."""
-        return self.agent.run(prompt)
+class Stage(stages.Stage):
+    """With what these tests ask it for."""
 
     @property
     def results(self) -> list[str]:
         """The results of all calls, in order."""
         return results({"messages": self.agent.transcript.messages})
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        """The events of a kind."""
-        return [data for name, data in self.events if name == kind]
 
     def reason(self) -> str:
         """Why it ended, as the last notice of an error says."""
@@ -59,28 +44,7 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
     """Build agents; at the end all is closed, and every request and transcript was valid."""
-    made: list[Stage] = []
-
-    def build(script: Any, *, tools: Any = (), ask: Any = None, **more: Any) -> Stage:
-        events: list[tuple[str, dict[str, Any]]] = []
-        server = script if isinstance(script, FlakyServer) else FlakyServer(script)
-        server.start()
-        fields = {"mode": "auto", "sandbox": "off", "workspace": str(tmp_path), "model": "flaky-1"}
-        fields |= {"environ": {"PATH": os.environ["PATH"]}} | more
-        known = Settings(base_url=server.url, api_key="x", **fields)
-        agent = build_agent(
-            known, tools=tools, emit=lambda kind, **data: events.append((kind, data)), ask=ask
-        )
-        made.append(Stage(agent, server, Path(fields["workspace"]), events))
-        return made[-1]
-
-    yield build
-    for one in made:
-        one.agent.close()
-        one.server.close()
-    assert [p for one in made for request in one.server.requests for p in request.problems] == []
-    assert [error for one in made for error in one.server.errors] == []
-    assert [p for one in made for p in problems(one.agent.transcript.messages)] == []
+    yield from stages.stages(tmp_path, Stage)
 
 
 @tool(needs="read")
