@@ -834,3 +834,21 @@ def scratch() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="agent-test-"))
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[Callable]:
+    """Start a script as a second process; all of them are gone at the end of the test."""
+    started: list[subprocess.Popen] = []
+
+    def start(script: str, *args: object, under: tuple = ()) -> subprocess.Popen:
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        command = [*under, sys.executable, "-c", script, *map(str, args)]
+        started.append(subprocess.Popen(command, env=env, cwd=tmp_path, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -35,16 +35,22 @@ def stages(folder: Path, form: type[Any]) -> Iterator[Callable[..., Any]]:
     """
     made: list[Any] = []
 
-    def build(script: Any, *, tools: Any = (), ask: Any = None, **more: Any) -> Any:
+    def build(
+        script: Any, *, tools: Any = (), emit: Any = None, ask: Any = None, **more: Any
+    ) -> Any:
         events: list[tuple[str, dict[str, Any]]] = []
+
+        def report(kind: str, **data: Any) -> None:
+            events.append((kind, data))
+            if emit is not None:
+                emit(kind, **data)
+
         server = script if isinstance(script, FlakyServer) else FlakyServer(script)
         server.start()
         fields = {"mode": "auto", "sandbox": "off", "workspace": str(folder), "model": "flaky-1"}
         fields |= {"environ": {"PATH": os.environ["PATH"]}} | more
         known = Settings(base_url=server.url, api_key="x", **fields)
-        agent = build_agent(
-            known, tools=tools, emit=lambda kind, **data: events.append((kind, data)), ask=ask
-        )
+        agent = build_agent(known, tools=tools, emit=report, ask=ask)
         made.append(form(agent, server, Path(fields["workspace"]), events))
         return made[-1]
 

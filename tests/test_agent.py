@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stages
 from conftest import NAP, alive, until
 
 from agent import (
-    Agent,
     Always,
     Session,
     Settings,
@@ -44,27 +44,13 @@ INTERRUPTED = "interrupted: this may have run in part"
 CANCELLED = "cancelled by the user before it ran"
 
 
-@dataclasses.dataclass
-class Stage:
-    """An agent, the server that is its model, and what it reported."""
-
-    agent: Agent
-    server: FlakyServer
-    root: Path
-    events: list[tuple[str, dict[str, Any]]]
-
-    def run(self, prompt: str = "go") -> Any:
-        """One prompt to its end."""
-        return self.agent.run(prompt)
+class Stage(stages.Stage):
+    """With what these tests ask it for."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The transcript."""
         return self.agent.transcript.messages
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        """The events of a kind."""
-        return [data for name, data in self.events if name == kind]
 
     def sent(self, at: int = -1) -> list[dict[str, Any]]:
         """The messages of a request."""
@@ -78,35 +64,8 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
-    """Build agents; at the end all is closed, and every request was valid."""
-    made: list[Stage] = []
-
-    def build(
-        script: Any, *, tools: Any = (), emit: Any = None, ask: Any = None, **more: Any
-    ) -> Any:
-        events: list[tuple[str, dict[str, Any]]] = []
-
-        def report(kind: str, **data: Any) -> None:
-            events.append((kind, data))
-            if emit is not None:
-                emit(kind, **data)
-
-        server = FlakyServer(script).start()
-        environ = {"PATH": os.environ["PATH"]}
-        fields = {"mode": "auto", "sandbox": "off", "workspace": str(tmp_path), "environ": environ}
-        fields |= more
-        known = Settings(base_url=server.url, api_key="x", model="flaky-1", **fields)
-        agent = build_agent(known, tools=tools, emit=report, ask=ask)
-        made.append(Stage(agent, server, tmp_path, events))
-        return made[-1]
-
-    yield build
-    for one in made:
-        one.agent.close()
-        one.server.close()
-    assert [p for one in made for request in one.server.requests for p in request.problems] == []
-    assert [error for one in made for error in one.server.errors] == []
-    assert [problem for one in made for problem in problems(one.messages)] == []
+    """Build agents; at the end all is closed, and every request and transcript was valid."""
+    yield from stages.stages(tmp_path, Stage)
 
 
 def results(messages: list[dict[str, Any]]) -> list[str]:

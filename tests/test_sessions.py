@@ -101,24 +101,6 @@ def folder(tmp_path: Path) -> Path:
     return state_folder(tmp_path) / "sessions"
 
 
-@pytest.fixture
-def child(tmp_path: Path) -> Iterator[Callable]:
-    """Start a script as a second process; all of them are gone at the end of the test."""
-    started: list[subprocess.Popen] = []
-
-    def start(script: str, *args: Any) -> subprocess.Popen:
-        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        command = [sys.executable, "-c", script, *map(str, args)]
-        started.append(subprocess.Popen(command, env=env, cwd=tmp_path, **pipes))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
 def stored(folder: Path, ident: str, messages: Any = TALK, **header: Any) -> Path:
     """A session file as an earlier run left it; a later id is newer."""
     path = folder / f"{ident}.json"

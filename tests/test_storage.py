@@ -14,14 +14,11 @@ import resource
 import shutil
 import signal
 import stat
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, prompts, put_session, results, session_files, talk, until
+from conftest import prompts, put_session, results, session_files, talk, until
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -58,24 +55,6 @@ LATER = [*TALK, {"role": "user", "content": "more"}, {"role": "assistant", "cont
 def folder(tmp_path: Path) -> Path:
     """The folder of a project's sessions."""
     return state_folder(tmp_path) / "sessions"
-
-
-@pytest.fixture
-def child(tmp_path: Path) -> Iterator[Callable]:
-    """Start a script as a second process; all of them are gone at the end of the test."""
-    started: list[subprocess.Popen] = []
-
-    def start(script: str, *args: Any, under: tuple = ()) -> subprocess.Popen:
-        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        command = [*under, sys.executable, "-c", script, *map(str, args)]
-        started.append(subprocess.Popen(command, env=env, cwd=tmp_path, **pipes))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
 
 
 def whole(ident: str, messages: Any = TALK, **header: Any) -> bytes:
