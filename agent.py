@@ -44,6 +44,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler and (
 
 import argparse
 import codecs
+import contextlib
 import errno
 import fnmatch
 import functools
@@ -309,6 +310,7 @@ class Settings:
     fetch_hosts: tuple[str, ...] = ()
     env_keep: tuple[str, ...] = ()  # names of keys that commands may see
     sandbox: str = "auto"  # for commands: one of SANDBOX
+    bell: bool = True  # ring when a long turn ends or a question waits
     sandbox_read: tuple[str, ...] = ()  # paths that commands may read though the sandbox hides them
     network: bool = False
     unattended: bool = False  # --yes: `ask` is answered yes
@@ -387,6 +389,7 @@ CONFIG_TYPES: dict[str, type] = {
     "lift": list,
     "fetch_hosts": list,
     "env_keep": list,
+    "bell": bool,
     "hooks": dict,
     "prices": dict,
 }
@@ -10488,12 +10491,12 @@ class Agent:
         self.one_shot = ask is None  # nobody answers when a reply ends the turn
         self.nudges: dict[str, int] = {}  # replies that were neither calls nor an answer, by kind
         self.watch_loops()
-        self.window_asked = False
-        self.summary_seconds = SUMMARY_SECONDS
+        self.window_asked, self.summary_seconds = False, SUMMARY_SECONDS
         self.warned_invisible = False
         self.signals = Signals()
         self.lost: set[str] = set()  # what the disk refused, as it was reported
         self.unsaved = False  # a reply came; it is saved before anything else happens
+        self.typed: Callable[[], str] = lambda: ""  # takes what the user said while the turn runs
 
     @property
     def transcript(self) -> Transcript:
@@ -10692,6 +10695,10 @@ class Agent:
             self.warned_invisible = True
             text = f"{where} holds {count} invisible characters; the model gets them escaped"
             self.emit("notice", level="warning", text=text)
+
+    def attach(self, prompt: str) -> str:
+        """A prompt with the files that its `@path` words name."""
+        return prompt
 
     # -- a run: one prompt to its end
 
@@ -12321,6 +12328,11 @@ def outcome_lines(status: str, content: str) -> list[str]:
     return [f"  {mark} {line}" for line in shown]
 
 
+def takes_codes(environ: Mapping[str, str]) -> bool:
+    """Whether the user's terminal may get escape codes (https://no-color.org)."""
+    return environ.get("TERM", "dumb") not in ("", "dumb") and not environ.get("NO_COLOR")
+
+
 class Screen:
     """Events as text: the model's words to `out`, everything else to `err`."""
 
@@ -12331,12 +12343,25 @@ class Screen:
         self.failure = ""  # why output was lost
         self.open_line = False
         self.last_call = ""  # id of the call whose line was printed last
+        self.lock = threading.RLock()  # events also come from the thread that reads typed lines
+
+    live = False  # whether a region at the end is redrawn, with what is being typed
 
     def emit(self, kind: str, **data: Any) -> None:
         """Show one event; kinds without a method are not shown."""
         show = getattr(self, f"on_{kind}", None)
         if show is not None:
-            show(**data)
+            with self.lock:
+                show(**data)
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """While it lasts the terminal belongs to a question or an editor: nothing of ours moves."""
+        self.end_line()
+        yield
+
+    def typed(self, text: str) -> None:
+        """What is being typed while a turn runs; without a live region the terminal echoes it."""
 
     def write(self, stream: Any, text: str) -> None:
         """Print; a reader that went away is not our failure, a full disk under the answer is."""
@@ -12609,7 +12634,11 @@ class Person:
 
     def line(self, shown: str, end: str, kind: str = "approve") -> str:
         """Show a question, read a line that was begun after it. Raises EOFError."""
-        self.screen.end_line()
+        with self.screen.quiet():
+            return self.read_answer(shown, end, kind)
+
+    def read_answer(self, shown: str, end: str, kind: str) -> str:
+        """The question and the line, while nothing else is shown. Raises EOFError."""
         if shown:
             self.screen.write(self.screen.err, shown + "\n")
         self.draft += drain(self.stdin)
@@ -12623,7 +12652,7 @@ class Person:
         except Suspended:
             self.screen.write(self.screen.err, stop)
             suspend()
-            return self.line(shown, end, kind)
+            return self.read_answer(shown, end, kind)
         finally:
             self.screen.write(self.screen.err, stop)
         if answer is None:
@@ -12826,6 +12855,14 @@ class Repl:
     def names(self) -> list[str]:
         """The commands there are."""
         return [name.removeprefix("do_") for name in dir(self) if name.startswith("do_")]
+
+    def choices(self, command: str) -> list[str]:
+        """What a command's argument can be, for completion; [] when nothing is known."""
+        return []
+
+    def complete(self, before: str) -> list[str]:
+        """What the last word before the cursor can be completed to."""
+        return []
 
     def do_help(self, _: str) -> None:
         """list the commands"""
@@ -13416,7 +13453,7 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
     terminal = sys.stdin.isatty() and sys.stderr.isatty()
     there = terminal and not flags.yes and not flags.print and flags.output_format == "text"
     settings = find_endpoint(settings, screen, search=terminal)
-    marks = settings.environ.get("TERM", "dumb") != "dumb"
+    marks = takes_codes(settings.environ)
     history = None if trouble else root / ".agent" / "history"
     person = Person(screen, sys.stdin, history, marks=marks)
     emit = screen.emit

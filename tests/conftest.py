@@ -600,17 +600,20 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def environment(home: Path) -> Callable[..., dict[str, str]]:
-    """Build the clean environment of an agent; a change to None removes the variable."""
+    """Build the clean environment of an agent; a change to None removes the variable.
+
+    Without `ui` its packages can not be imported, as on a machine where the extra is not installed.
+    """
 
     def build(
-        server: object = None, changes: dict[str, str | None] | None = None
+        server: object = None, changes: dict[str, str | None] | None = None, *, ui: bool = False
     ) -> dict[str, str]:
         clean: dict[str, str | None] = {
             "PATH": os.environ["PATH"],
             "LANG": "C.UTF-8",
             "HOME": str(home),
             "TERM": "xterm",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(ROOT) if ui else f"{ROOT / 'tests' / 'without_ui'}:{ROOT}",
             "AGENT_API_KEY": KEY,
             "AGENT_MODEL": "flaky-1",
             "AGENT_BASE_URL": getattr(server, "url", None),
@@ -812,9 +815,10 @@ def terminal(tmp_path: Path, workspace: Path, environment: Callable) -> Iterator
     open_terminals: list[Terminal] = []
     servers = []
 
-    def start(*args, server=None, cwd=None, env=None) -> Terminal:
+    def start(*args, server=None, cwd=None, env=None, ui=False) -> Terminal:
         command = [sys.executable, "-m", "agent", *args]
-        open_terminals.append(Terminal(command, cwd or workspace, environment(server, env)))
+        place = environment(server, env, ui=ui)
+        open_terminals.append(Terminal(command, cwd or workspace, place))
         servers.append(server)
         return open_terminals[-1]
 

@@ -27,7 +27,7 @@ BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = [node for node in ast.walk(TREE) if isinstance(node, Function)]
 # What is not the standard library; urllib3 comes with requests, which lets its errors through.
-HOUSE = {"requests", "urllib3", "ddgs", "trafilatura", "flaky_server"}
+HOUSE = {"requests", "urllib3", "ddgs", "trafilatura", "flaky_server", "rich", "prompt_toolkit"}
 TOP_LEVEL = {"agent.py", "flaky_server.py", "tests", "README.md", "pyproject.toml", ".gitignore"}
 LOOK = """
 import sys, threading
@@ -376,9 +376,10 @@ def test_the_distribution_is_the_two_files_with_one_dependency_and_one_command()
     assert sorted(PROJECT["tool"]["setuptools"]["py-modules"]) == ["agent", "flaky_server"]
 
 
-def test_the_extras_are_the_web_and_what_the_tests_need():
+def test_the_extras_are_the_web_the_terminal_and_what_the_tests_need():
     extras = PROJECT["project"]["optional-dependencies"]
     assert set(extras["web"]) == {"ddgs", "trafilatura", "lxml_html_clean"}
+    assert set(extras["ui"]) == {"rich", "prompt_toolkit"}
     assert set(extras["test"]) >= {"pytest", "hypothesis", "ruff"}
     assert set(extras["test"]) & {"mypy", "pyright"}
 

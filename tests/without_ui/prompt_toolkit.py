@@ -1,0 +1,3 @@
+"""Stands for a package that is not installed."""
+
+raise ImportError("No module named 'prompt_toolkit'")
