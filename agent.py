@@ -210,6 +210,7 @@ LINE_CHARS = 2_000  # of one line shown by read_file
 DEFAULT_CONTEXT = 128_000  # tokens, when nobody tells the window
 AGENTS_MD_BYTES = 32 * 1024  # of all AGENTS.md files together
 MODES = ("plan", "ask", "auto")
+RULES = ("allow", "ask", "deny")
 SANDBOX = ("auto", "on", "off")  # auto: on in mode auto where it works
 HOOK_EVENTS = ("before_tool", "after_tool", "on_stop")
 
@@ -329,6 +330,7 @@ class Settings:
     save_session: bool = True
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)  # by variable, for /provider
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "deny RULE": whence
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -633,13 +635,15 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, arg
     given = {k: v for k, v in vars(flags).items() if k in known and v is not None}
     if flags.yes:
         given.setdefault("mode", "auto")
+    origins = {f"{name} {rule}": "config.toml" for name in RULES for rule in config.get(name, ())}
     for name in ("allow", "deny"):  # rules add up, all else replaces
+        origins |= {f"{name} {rule}": f"--{name}" for rule in given.get(name, ())}
         given[name] = (*config.get(name, ()), *given.get(name, ()))
     layers = [config, read_environment(merged), given]
     values = {**layers[0], **layers[1], **layers[2], **choose_endpoint(layers, merged)}
     values["keys"] = {name: merged[name] for name in KEY_NAMES if merged.get(name)}
-    kept = not flags.no_session
-    return Settings(**values, unattended=flags.yes, save_session=kept, environ=dict(environ)), flags
+    values |= {"origins": origins, "environ": dict(environ)}
+    return Settings(**values, unattended=flags.yes, save_session=not flags.no_session), flags
 
 
 def positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -3043,6 +3047,7 @@ class Client:
         self.key = settings.api_key or ""
         self.prices: Mapping[str, Price] = settings.prices
         self.listed: dict[str, Price] = {}  # prices that the endpoint tells
+        self.ids: list[str] | None = None  # of its models, when it was asked
         self.emit = emit
         self.sleep = sleep
         self.clock = clock
@@ -3421,7 +3426,8 @@ class Client:
                 raise ProviderError(f"{self.endpoint} lists no models ({answer.status_code})")
             listed = answer.json()["data"]
             self.listed |= prices_in({"data": listed})
-            return [str(row["id"]) for row in listed]
+            self.ids = [str(row["id"]) for row in listed]
+            return self.ids
         except requests.exceptions.ConnectionError as error:
             reason = self.mask(connection_reason(error, self.endpoint))
             raise TryLater(f"its models can not be listed: {reason}") from error
@@ -3435,6 +3441,16 @@ class Client:
             raise ProviderError(
                 f"{self.endpoint} lists no models (no list in its answer)"
             ) from error
+
+    def known_models(self) -> list[str]:
+        """The ids for hints and completion: asked for once, [] when the endpoint tells none."""
+        if self.ids is None:
+            self.ids = []
+            listed = self._ask(f"{self.endpoint}/models", None)
+            rows = listed.get("data") if isinstance(listed, dict) else None
+            for row in rows if isinstance(rows, list) else ():
+                self.ids += [str(row["id"])] if isinstance(row, dict) and "id" in row else []
+        return self.ids
 
     def read_window(self) -> int:
         """Ask the endpoint for the model's window in tokens; 0 when it does not tell."""
@@ -6061,6 +6077,15 @@ class Guarded:
         self.folders.clear()
         self.inner.clear()
 
+    def lift(self) -> None:
+        """What rules of the user name now is no longer kept from commands."""
+        place = self.workspace
+        self.secret = {path for path in self.secret if fold(path) not in place.lifted}
+        for path in [path for path in self.kept if fold(path) in place.lifted_writes]:
+            if not self._is_kept(path):
+                del self.kept[path]
+                self.links.pop(path, None)
+
     def trust(self, path: str) -> None:
         """The file tools wrote this, which was decided elsewhere."""
         self.trusted.update((path, *(str(folder) for folder in Path(path).parents)))
@@ -8591,6 +8616,14 @@ def lifted_paths(rules: Iterable[Rule], *tools: str) -> frozenset[str]:
     return frozenset(fold(os.path.normpath(text)) for text in texts)
 
 
+def lift_paths(place: Workspace, allow: Iterable[Rule]) -> None:
+    """The workspace learns which paths the user's allow rules name."""
+    rules = tuple(allow)
+    place.lifted = lifted_paths(rules, "read_file")
+    place.lifted_writes = lifted_paths(rules, "write_file", "edit_file")
+    place.host.guarded.lift()
+
+
 def names_of(policy: Policy, path: str, base: str = "") -> list[str]:
     """Every name of a path that is relative to a folder: the literal and then the resolved one."""
     if policy.place is not None:
@@ -10054,6 +10087,14 @@ At the end
   done or is doubtful. Never claim a test passed that you did not run.
 {extra}"""
 
+# What is in the head of each session besides what every file has; `models`: usage by model.
+HEADER: dict[str, type] = {
+    "title": str,
+    "usage": dict,
+    "models": dict,
+    "files": dict,
+    "notes": list,
+}
 MODE_NOTE = "[note: the mode is now"
 MODE_MEANING = {
     "plan": "You may read and search, but not change or run anything. Answer with a plan.",
@@ -10515,9 +10556,9 @@ class Agent:
         if not isinstance(header.get("turns"), list):  # from elsewhere
             users = enumerate(message["role"] == "user" for message in self.transcript.messages)
             header["turns"] = [at for at, is_user in users if is_user]
-        for name, empty in {"title": "", "usage": {}, "files": {}, "notes": []}.items():
-            if not isinstance(header.get(name), type(empty)):
-                header[name] = empty
+        for name, empty in HEADER.items():
+            if not isinstance(header.get(name), empty):
+                header[name] = empty()
         turns = header["turns"]
         turns[:] = [at if type(at) is int else 0 for at in turns]
         self.hosts, self.approved, self.notes, self.lost = set(), [], [], set()
@@ -10583,9 +10624,10 @@ class Agent:
         row = PROVIDERS.get(name)
         if row is None:
             raise UsageError(f"provider {name!r} is not one of: {', '.join(PROVIDERS)}")
-        key = self.settings.keys.get(row.key_name) or find_key(row, self.settings.keys)
+        key = self.key_for(row)
         if not key and not is_local(row.base_url):
-            raise KeyRefused(f"no key for {name}: set {row.key_name}")
+            file = config_folder(self.settings.environ) / "env"
+            raise KeyRefused(f"no key for {name}: put {row.key_name}=... into {file}, start again")
         changes: dict[str, Any] = {"provider": name, "base_url": "", "api_key": key}
         settings = dataclasses.replace(self.settings, **changes, model=row.model)
         client = Client(settings, self.emit, sleep=self.client.sleep)
@@ -10596,6 +10638,10 @@ class Agent:
         self.settings, self.client, self.window_asked = settings, client, False
         self.forget_sizes()
         self.session.header.update(model=client.model, base_url=client.endpoint)
+
+    def key_for(self, row: Provider) -> str:
+        """The key that /provider would send there, "" for none."""
+        return self.settings.keys.get(row.key_name) or find_key(row, self.settings.keys)
 
     def forget_sizes(self) -> None:
         """After a switch or an undo: what was measured of requests, and encoded, is stale."""
@@ -10975,7 +11021,10 @@ class Agent:
         self.budgets.money = round(self.budgets.money + (cost or 0.0), 10)
         row = usage | ({"unpriced": 1} if cost is None else {"cost_usd": cost})
         row |= {"estimated": 1} if estimated else {}
-        for total in (self.usage, self.session.header["usage"]):
+        models = self.session.header["models"]
+        if not isinstance(models.setdefault(self.client.model, {}), dict):  # from elsewhere
+            models[self.client.model] = {}
+        for total in (self.usage, self.session.header["usage"], models[self.client.model]):
             total |= {name: round(n + amount_of(total, name), 10) for name, n in row.items()}
         model = reply.message["_"]["answered"]
         self.emit("usage", model=model, cost_usd=cost, estimated=estimated, **usage)
@@ -11019,16 +11068,11 @@ class Agent:
 
     def figures(self, total: Mapping[str, Any]) -> str:
         """Tokens, window and money in one line, of a turn or a session; "~" marks estimates."""
-        sent, cached = amount_of(total, "prompt_tokens"), amount_of(total, "cached_tokens")
-        about = "~" if amount_of(total, "estimated") else ""
-        share = min(100, 100 * cached // sent) if sent else 0
         filled, guessed = self.window_used()
         window = self.client.window or DEFAULT_CONTEXT
         mark = "" if self.client.window and not guessed else "~"
-        tokens = f"{about}{sent:,} in ({share:.0f} % cached), {about}"
-        tokens += f"{amount_of(total, 'completion_tokens'):,} out"
         full = f"{mark}{100 * filled / window:.0f} %"
-        return f"tokens: {tokens}; window {full}; {money_text(total, about)}"
+        return f"tokens: {tokens_text(total)}; window {full}; {money_text(total)}"
 
     # -- calls
 
@@ -11262,6 +11306,24 @@ class Agent:
             sandboxed=self.workspace.sandbox_state == "on",
             changed=any(runs_later(row["path"]) for row in self.workspace.journal.rows),
         )
+
+    def add_rule(self, outcome: str, text: str) -> str:
+        """A rule that the person typed, with the force of a flag; a warning. Raises UsageError."""
+        rule, settings = parse_rule(text).text, self.settings
+        rules: tuple[str, ...] = getattr(settings, outcome)
+        origins = {f"{outcome} {rule}": f"/{outcome}", **settings.origins}
+        added: dict[str, Any] = {outcome: tuple(dict.fromkeys([*rules, rule]))}
+        self.settings = dataclasses.replace(settings, origins=origins, **added)
+        lift_paths(self.workspace, self.policy().allow)
+        return rule_warning(dataclasses.replace(settings, allow=(rule,) * (outcome == "allow")))
+
+    def rules(self) -> Iterator[tuple[str, str, str]]:
+        """The rules in force: outcome, text, and where each comes from."""
+        for outcome in RULES:
+            for text in getattr(self.settings, outcome):
+                yield outcome, text, self.settings.origins.get(f"{outcome} {text}", "settings")
+        for text in self.approved:
+            yield "allow", text, "approved in this session; lifts nothing"
 
     def judge(self, made: Tool, arguments: Mapping[str, Any], more: Sequence[str] = ()) -> Decision:
         """What may happen to this call; with `more` allow rules of the user."""
@@ -11800,8 +11862,18 @@ def told_usage(total: Mapping[str, Any]) -> dict[str, Any]:
     return {name: total.get(name, 0) for name in names} | {"cost_usd": cost}
 
 
-def money_text(total: Mapping[str, Any], about: str) -> str:
+def tokens_text(total: Mapping[str, Any]) -> str:
+    """`1,234 in (50 % cached), 56 out`; "~" marks estimates."""
+    sent, cached = amount_of(total, "prompt_tokens"), amount_of(total, "cached_tokens")
+    about = "~" if amount_of(total, "estimated") else ""
+    share = min(100, 100 * cached // sent) if sent else 0
+    out = f"{about}{amount_of(total, 'completion_tokens'):,} out"
+    return f"{about}{sent:,} in ({share:.0f} % cached), {out}"
+
+
+def money_text(total: Mapping[str, Any]) -> str:
     """`$0.0123`, `unpriced`, or both when only some replies have a price."""
+    about = "~" if amount_of(total, "estimated") else ""
     cost, unpriced = amount_of(total, "cost_usd"), amount_of(total, "unpriced")
     if "cost_usd" not in total:
         return "unpriced"
@@ -12744,6 +12816,28 @@ class Person:
 
 
 LEAVE_SECONDS = 2.0  # between two Ctrl-C that leave
+COMMAND = Regex(r"/[^\s/.*]*(?!\S)")  # /usr/bin/x and /* are none
+# In /help the commands stand in this order, what is not named here behind them.
+COMMANDS = {
+    "The conversation": "clear compact retry edit show copy export rename memory",
+    "What was done": "diff undo jobs",
+    "Model and rules": "model provider mode allow deny status cost",
+    "Sessions": "sessions resume fork",
+    "This program": "help exit",
+}
+SAME = {"quit": "exit", "q": "exit", "new": "clear", "reset": "clear", "models": "model"} | {
+    "usage": "cost",
+    "permissions": "allow",
+    "rules": "allow",
+    "rewind": "undo",
+    "?": "help",
+}  # what other programs call them: only suggested
+KEYS = {
+    "!command": "run a shell command yourself; the model sees its output",
+    "Up": "what was typed before, in all sessions of this project",
+    "Ctrl-C, Ctrl-D": "end the turn; leave",
+}
+HELP_COLUMNS = 80
 
 
 class Repl:
@@ -12758,6 +12852,7 @@ class Repl:
         self.screen = person.screen
         self.leaving = False
         self.exit_code = 0
+        self.known: dict[tuple[str, Path], str] = {}  # custom commands that a session has used
 
     def run(self) -> int:
         """Read prompts until the person leaves; returns the exit code."""
@@ -12797,7 +12892,7 @@ class Repl:
         try:
             if text in ("exit", "quit"):
                 self.leaving = True
-            elif re.match(r"/[a-z]*(\s|$)", text):
+            elif COMMAND.match(text):
                 self.command(text)
             elif text.startswith("!"):
                 self.shell(text[1:].strip())
@@ -12842,54 +12937,137 @@ class Repl:
         self.agent.notes.append(f"[the user ran: {command}]\n{output}\n{end}\n")
 
     def command(self, text: str) -> None:
-        """`/name argument`."""
-        name, _, argument = text[1:].partition(" ")
-        action = getattr(self, f"do_{name}", None)
-        if action is None:
-            near = difflib.get_close_matches(name, self.names(), n=1)
-            hint = f"; did you mean /{near[0]}?" if near else " (/help lists them)"
-            self.screen.line(f"agent: there is no command /{name}{hint}")
-            return
-        action(argument.strip())
+        """`/name argument`. Raises UsageError."""
+        name, argument = (*re.split(r"\s+", text[1:], maxsplit=1), "")[:2]
+        action = self.action(name)
+        if isinstance(action, CustomCommand):
+            self.prompt_of(name, action, argument)
+        elif argument and self.about(name)[0] == f"/{name}":
+            raise UsageError(f"/{name} takes no argument, and nothing was done")
+        else:
+            action(argument)
+
+    def action(self, name: str) -> Any:
+        """What a command's name stands for. Raises UsageError with the nearest one."""
+        action = getattr(self, f"do_{name}", None) or custom_commands(self.agent).get(name)
+        if action is not None:
+            return action
+        names, word = self.names(), name.casefold()
+        begins = [one for one in names if word and one.casefold().startswith(word)]
+        near = [SAME.get(word, ""), *begins, *nearest(word, names)]
+        found = next((one for one in near if one in names), "")
+        hint = f"did you mean /{found}?" if found else "/help lists them"
+        raise UsageError(f"there is no command /{name[:80]}; {hint}")
 
     def names(self) -> list[str]:
-        """The commands there are."""
-        return [name.removeprefix("do_") for name in dir(self) if name.startswith("do_")]
+        """The commands there are, as /help shows them, then the custom ones."""
+        order = " ".join(COMMANDS.values()).split()
+        there = [name.removeprefix("do_") for name in dir(self) if name.startswith("do_")]
+        there.sort(key=lambda name: order.index(name) if name in order else len(order))
+        return list(dict.fromkeys([*there, *custom_commands(self.agent)]))
 
     def choices(self, command: str) -> list[str]:
         """What a command's argument can be, for completion; [] when nothing is known."""
-        return []
+        choose: dict[str, Callable[[], Iterable[str]]] = {
+            "allow": lambda: self.agent.tools,
+            "deny": lambda: self.agent.tools,
+            "help": self.names,
+            "jobs": lambda: ["end"],
+            "mode": lambda: MODES,
+            "model": self.agent.client.known_models,
+            "provider": lambda: PROVIDERS,
+            "resume": self.other_sessions,
+        }
+        return list(choose.get(command, list)())
+
+    def other_sessions(self) -> list[str]:
+        """The ids that /resume takes, newest first."""
+        here = self.agent.session
+        entries = list_sessions(here.folder)[0] if here.folder is not None else []
+        return [entry.id for entry in entries if entry.id != here.id]
+
+    def prompt_of(self, name: str, command: CustomCommand, arguments: str) -> None:
+        """Send a custom command's text, which a person sees before its first use in a session.
+
+        What came with the project needs a yes; the files of typed `@path` words go with it.
+        """
+        prompt, key = command.read(self.agent)[1], (self.agent.session.id, command.path)
+        if self.known.get(key) != prompt:
+            rows = [f"  | {line}" for line in exact(prompt).split("\n")]
+            self.screen.line("\n".join([f"/{name} is {command.path}:", *rows]))
+            text = f"/{name} came with the project. Send this to the model?"
+            ask = self.agent.ask or self.person.ask
+            if command.foreign and not is_yes(ask(Question("approve", text))):
+                self.screen.line("(nothing was sent)")
+                return
+            self.known[key] = prompt
+        files = self.agent.attach(arguments).removeprefix(arguments)
+        self.turn(filled_in(prompt, arguments) + files)
 
     def complete(self, before: str) -> list[str]:
         """What the last word before the cursor can be completed to."""
         return []
 
-    def do_help(self, _: str) -> None:
-        """list the commands"""
-        for name in self.names():
-            self.screen.line(f"/{name:10} {getattr(self, f'do_{name}').__doc__}")
-        self.screen.line("!command    run a shell command yourself; the model sees its output")
-        self.screen.line("Ctrl-C      ends the turn; Ctrl-D leaves")
-        self.screen.line("Up          what was typed before, in all sessions of this project")
+    def about(self, name: str) -> tuple[str, str]:
+        """A command with its arguments, and what it does: from its function, or its file."""
+        action = self.action(name)
+        if isinstance(action, CustomCommand):
+            return f"/{name} [TEXT]", action.describe(self.agent)
+        what, _, usage = str(action.__doc__).split("\n")[0].rpartition(": /")
+        return (f"/{usage}", what) if what else (f"/{name}", usage)
+
+    def do_help(self, argument: str) -> None:
+        """list the commands, or say what one does: /help [NAME]"""
+        if argument:
+            name = argument.removeprefix("/")
+            custom, (usage, what) = self.action(name), self.about(name)
+            self.screen.line(f"{usage}  {what}")
+            if isinstance(custom, CustomCommand):
+                self.screen.line(f"its text is {custom.path}")
+            return
+        groups, names = {title: text.split() for title, text in COMMANDS.items()}, self.names()
+        named = [name for group in groups.values() for name in group]
+        groups["From commands/*.md"] = [name for name in names if name not in named]
+        for title, group in groups.items():
+            rows = [self.about(name) for name in group if name in names]
+            self.show_rows(title, rows)
+        self.show_rows("Beside commands", KEYS.items())
+
+    def show_rows(self, title: str, rows: Iterable[tuple[str, str]]) -> None:
+        """A part of /help."""
+        lines = [f"  {left:19}  {right}" for left, right in rows]
+        cut = [
+            f"{line[: HELP_COLUMNS - 3]}..." if len(line) > HELP_COLUMNS else line for line in lines
+        ]
+        if cut:
+            self.screen.line("\n".join([title, *cut]))
 
     def do_model(self, argument: str) -> None:
         """show or change the model: /model [ID]"""
+        client = self.agent.client
         if argument:
             self.agent.set_model(argument)
-        self.screen.line(f"model: {self.agent.client.model} at {self.agent.client.endpoint}")
-        for name in [] if argument else self.agent.client.models():
-            self.screen.line(f"  {self.agent.client.mask(name)}")
+        self.screen.line(f"model: {client.mask(client.model)} at {client.endpoint}")
+        if not argument:
+            for name in client.models():
+                self.screen.line(f"  {client.mask(name)}")
+        elif (listed := client.known_models()) and argument not in listed:
+            near = ", ".join(nearest(argument, listed, 3, 0.5))
+            hint = f"; nearest: {client.mask(near)}" if near else " (/model lists what it has)"
+            self.screen.line(f"agent: the endpoint does not list this model{hint}")
 
     def do_provider(self, argument: str) -> None:
         """show the providers or change to one: /provider [NAME]"""
         if argument:
             self.agent.set_provider(argument)
-        else:
-            self.screen.line(f"  {', '.join(PROVIDERS)}")
         self.screen.line(f"model: {self.agent.client.model} at {self.agent.client.endpoint}")
+        for name, row in () if argument else PROVIDERS.items():
+            ready = is_local(row.base_url) or self.agent.key_for(row)
+            state = row.model or "on this machine" if ready else f"needs {row.key_name}"
+            self.screen.line(f"  {name:10}  {state}")
 
     def do_mode(self, argument: str) -> None:
-        """show or change the mode: /mode plan|ask|auto"""
+        """show or change the mode: /mode [NAME]"""
         if argument and argument not in MODES:
             raise UsageError(f"mode {argument!r} is not one of: {', '.join(MODES)}")
         if argument:
@@ -12905,6 +13083,13 @@ class Repl:
         (filled, guessed), window = agent.window_used(), agent.window()
         full = f"{'~' * guessed}{filled} of {'~' * (not agent.client.window)}{window}"
         self.screen.line(f"context: {full} tokens")
+        self.show_spent()
+        if agent.client.cache_fell:
+            self.screen.line(f"cache: {agent.client.cache_fell}")
+
+    def show_spent(self) -> None:
+        """What the session has used, and how much of the budgets."""
+        agent = self.agent
         self.screen.line(agent.figures(agent.session.header["usage"]))
         parts = [
             f"{amount_text(used)} of {amount_text(agent.budgets.limits[unit])} {unit}"
@@ -12912,8 +13097,42 @@ class Repl:
             if agent.budgets.limits[unit] and unit != "seconds"
         ]
         self.screen.line(f"budgets: {', '.join(parts) or 'none'}")
-        if agent.client.cache_fell:
-            self.screen.line(f"cache: {agent.client.cache_fell}")
+
+    def do_cost(self, _: str) -> None:
+        """show what this session used, by model, and what is left of budgets"""
+        client, models = self.agent.client, self.agent.session.header["models"]
+        self.show_spent()
+        for model, total in models.items() if len(models) > 1 else ():
+            if isinstance(total, dict):
+                self.screen.line(f"  {model}: {tokens_text(total)}; {money_text(total)}")
+        if price := client.price(client.model):
+            parts = [f"${each:g} {key}" for key, each in zip(PRICE_KEYS, price, strict=True)]
+            self.screen.line(f"{client.model}: {', '.join(parts)}, for a million tokens")
+        else:
+            key = f"[prices.{encode(client.model)}] in config.toml"
+            self.screen.line(f"the price of {client.model} is not known: {key} tells it")
+
+    def do_allow(self, argument: str) -> None:
+        """show the rules, or permit something until you leave: /allow [RULE]"""
+        self.rule("allow", argument)
+
+    def do_deny(self, argument: str) -> None:
+        """show the rules, or forbid something until you leave: /deny [RULE]"""
+        self.rule("deny", argument)
+
+    def rule(self, outcome: str, text: str) -> None:
+        """Show all rules, or add one. Raises UsageError."""
+        if text:
+            warning = self.agent.add_rule(outcome, text)
+            self.screen.line(f"{outcome} {exact(text)}: holds until you leave")
+            if warning:
+                self.screen.line(f"agent: {warning}")
+            return
+        rules = list(self.agent.rules())
+        for kind, rule, origin in rules:
+            self.screen.line(f"  {kind:5}  {exact(rule)}  ({origin})")
+        if not rules:
+            self.screen.line(f"no rules; one is added by e.g. /{outcome} bash git push *")
 
     def do_memory(self, _: str) -> None:
         """show the AGENTS.md files that the model knows"""
@@ -12925,15 +13144,37 @@ class Repl:
             self.screen.line("no AGENTS.md is loaded")
 
     def do_compact(self, argument: str) -> None:
-        """shorten the conversation now: /compact [what to keep]"""
+        """shorten the conversation now, and what to keep: /compact [TEXT]"""
         self.agent.compact(argument)
+
+    def do_copy(self, _: str) -> None:
+        """copy the model's last answer to the clipboard"""
+        said = (m for m in reversed(self.agent.transcript.messages) if m["role"] == "assistant")
+        text = next(filter(str.strip, (text_of(message.get("content")) for message in said)), "")
+        if not text:
+            raise UsageError("there is no answer to copy yet")
+        how = copy_text(text, self.agent.workspace.environ, self.screen)
+        self.screen.line(f"copied {len(text):,} characters {how}")
+
+    def do_clear(self, _: str) -> None:
+        """begin a new conversation; the one before stays as a session"""
+        agent, before = self.agent, self.agent.session
+        kept = before.path is not None and before.path.exists()
+        if kept:
+            agent.save(sync=True)
+        session, trouble = begin_session(agent.settings, agent.workspace.root)
+        self.switch(session)
+        if trouble:
+            self.screen.line(f"agent: {trouble}")
+        way_back = f"; the one before: /resume {before.id}" if kept else ""
+        self.screen.line(f"a new conversation{way_back}")
 
     def do_diff(self, _: str) -> None:
         """show what this session changed in files"""
         self.screen.line(self.agent.diff().rstrip("\n") or "nothing was changed")
 
     def do_undo(self, argument: str) -> None:
-        """take back the last turn, or the last N: files and messages: /undo [N]"""
+        """take back the last turn, or the last N, with its files: /undo [N]"""
         self.agent.undo(turn_count("undo", argument or "1"), self.screen.line)
 
     def do_jobs(self, argument: str) -> None:
@@ -12972,9 +13213,10 @@ class Repl:
         if session is None:
             raise UsageError("there is no other session to go on with (/sessions lists them)")
         self.switch(session)
+        show_resumed(agent, self.screen)
 
     def do_fork(self, argument: str) -> None:
-        """go on in a copy, without the last N turns; files stay as they are: /fork [N]"""
+        """go on in a copy, without the last N turns; files stay: /fork [N]"""
         path, without = self.kept(), turn_count("fork", argument or "0")
         if not path.exists():
             raise UsageError("there is nothing to copy yet")
@@ -12984,6 +13226,7 @@ class Repl:
             self.screen.line(f"agent: {note}")
         untold = self.agent.notes
         self.switch(session)
+        show_resumed(self.agent, self.screen)
         self.agent.notes += [*untold, *([FORKED] if without else [])]
         self.agent.save()
         self.screen.line(f"the conversation before stays as session {path.stem}")
@@ -13000,7 +13243,6 @@ class Repl:
             before = self.agent.session
             self.agent.use_session(session)
             before.close()
-        show_resumed(self.agent, self.screen)
 
     def do_rename(self, argument: str) -> None:
         """give this session a title: /rename TITLE"""
@@ -13039,11 +13281,152 @@ class Repl:
         self.leaving = True
 
 
+def nearest(word: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Those of the known words that are most like one that is not."""
+    folded = {one.casefold(): one for one in known}
+    found = difflib.get_close_matches(word.casefold(), folded, most, cutoff)
+    return [folded[one] for one in found]
+
+
+# -- custom commands: prompts in files
+
+COMMAND_BYTES = 32 * 1024
+FRONT_MATTER = Regex(r"---[ \t]*\n(.*?\n)?---[ \t]*(?:\n|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class CustomCommand:
+    """A prompt in a file: the text behind its front matter, of which only `description` counts."""
+
+    path: Path
+    foreign: bool  # it came with the project
+
+    def read(self, agent: Agent) -> tuple[str, str]:
+        """Its description and its prompt, as a person sees them. Raises AgentError, OSError."""
+        place = agent.workspace
+        if self.foreign:
+            descriptor = place.open_file(place.safe_path(str(self.path)))
+        else:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            data = file.read(COMMAND_BYTES + 1)
+        try:
+            text = clean(data.decode("utf-8-sig")).replace("\r\n", "\n")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{self.path} is not UTF-8") from error
+        front = FRONT_MATTER.match(text)
+        prompt = reveal(agent.mask(text[front.end() if front else 0 :].strip()))[0]
+        if not prompt or len(data) > COMMAND_BYTES:
+            why = f"has more than {COMMAND_BYTES} bytes" if prompt else "holds no prompt"
+            raise UsageError(f"{self.path} {why}")
+        said = re.search(r"(?m)^description:(.*)$", front[1] or "") if front else None
+        told = said[1].strip().strip("\"'") if said else ""
+        return agent.mask(told) or first_line(prompt), prompt
+
+    def describe(self, agent: Agent) -> str:
+        """Its description, or why it has none."""
+        try:
+            return self.read(agent)[0]
+        except (AgentError, OSError) as error:
+            return f"({error})"
+
+
+def custom_commands(agent: Agent) -> dict[str, CustomCommand]:
+    """By name what is in `.agents/commands` and, stronger, in `commands` of the user's config."""
+    place, found = agent.workspace, dict[str, CustomCommand]()
+    try:
+        ours = place.safe_path(".agents/commands")
+    except ToolError:  # a link out of the project
+        ours = place.root / ".agents" / "none"
+    own = config_folder(agent.settings.environ) / "commands"
+    for folder, foreign in () if agent.settings.bare else ((ours, True), (own, False)):
+        for path in sorted(folder.glob("*.md")):
+            if re.fullmatch(r"[\w-]+", path.stem) and path.is_file():
+                found[path.stem] = CustomCommand(path, foreign)
+    return found
+
+
+def filled_in(prompt: str, arguments: str) -> str:
+    """The prompt of a custom command with its arguments: `$ARGUMENTS` are all, `$1` is a word.
+
+    >>> filled_in("Review $1 ($ARGUMENTS).", "a.py now"), filled_in("Review.", "a.py")
+    ('Review a.py (a.py now).', 'Review.\\na.py')
+    """
+    words = ["", *arguments.split()]
+
+    def value(found: re.Match[str]) -> str:
+        number = int(found[1]) if found[1].isdigit() else 0
+        return "".join(words[number : number + 1]) if number else arguments
+
+    text, count = re.subn(r"\$(ARGUMENTS|[1-9])\b", value, prompt)
+    return text if count or not arguments else f"{text}\n{arguments}"
+
+
+# -- the clipboard
+
+# What must be set, and the program.
+CLIPBOARDS = (
+    ("", ("pbcopy",)),
+    ("WAYLAND_DISPLAY", ("wl-copy",)),
+    ("DISPLAY", ("xclip", "-selection", "clipboard")),
+    ("DISPLAY", ("xsel", "-b", "-i")),
+)
+CLIPBOARD_SECONDS = 5.0
+CLIPBOARD_BYTES = 75_000  # that terminals take
+
+
+def copy_text(text: str, environ: Mapping[str, str], screen: Screen) -> str:
+    """Put a text into the clipboard, and say how. Raises UsageError where there is none."""
+    import base64
+    import shutil
+
+    data = text.encode("utf-8", "replace")
+    for name, (program, *words) in CLIPBOARDS:
+        path = shutil.which(program, path=environ.get("PATH"))
+        if path and (not name or environ.get(name)) and fed([path, *words], data, environ):
+            return f"with {program}"
+    streams = [stream for stream in (screen.err, screen.out) if stream.isatty()]
+    if not streams or not takes_codes(environ):
+        programs = ", ".join(words[0] for _, words in CLIPBOARDS)
+        raise UsageError(f"no clipboard is within reach ({programs}); /export writes a file")
+    if len(data) > CLIPBOARD_BYTES:
+        most = f"a terminal takes {CLIPBOARD_BYTES:,}; /export writes a file"
+        raise UsageError(f"the answer has {len(data):,} bytes and {most}")
+    screen.write(streams[0], f"\x1b]52;c;{base64.b64encode(data).decode()}\a")  # OSC 52
+    return "by way of the terminal, if it permits that"
+
+
+def fed(argv: Sequence[str], data: bytes, environ: Mapping[str, str]) -> bool:
+    """Whether a program took the data; of xclip a part stays, out of reach of our Ctrl-C."""
+    try:
+        done = subprocess.run(
+            argv,
+            input=data,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=CLIPBOARD_SECONDS,
+            env=dict(environ),
+            start_new_session=True,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
 def turn_count(command: str, argument: str) -> int:
     """How many turns a command is to work on. Raises UsageError."""
     if not re.fullmatch(r"\d{1,9}", argument):
         raise UsageError(f"/{command} takes a number of turns, not {argument[:80]!r}")
     return int(argument)
+
+
+def begin_session(settings: Settings, root: Path) -> tuple[Session, str]:
+    """A new session; when it can not be kept, one in memory and the reason why."""
+    try:
+        folder = state_folder(root) / "sessions" if settings.save_session else None
+        return new_session(folder, {}, time.time()), ""
+    except SessionError as error:
+        return new_session(None, {}, time.time()), f"{error}; this session is not kept"
 
 
 FORKED = "[note: this is a copy of the conversation without its end; files may have changed since]"
@@ -13223,8 +13606,7 @@ def make_workspace(settings: Settings) -> Workspace:
         sandbox_read=settings.sandbox_read,
     )
     workspace.host.online = settings.network
-    workspace.lifted = lifted_paths(policy.allow, "read_file")
-    workspace.lifted_writes = lifted_paths(policy.allow, "write_file", "edit_file")
+    lift_paths(workspace, policy.allow)
     return workspace
 
 
@@ -13264,15 +13646,6 @@ def workspace_root(settings: Settings) -> Path:
     return root
 
 
-def begin_session(settings: Settings, root: Path) -> tuple[Session, str]:
-    """A new session; when it can not be kept, one in memory and the reason why."""
-    try:
-        folder = state_folder(root) / "sessions" if settings.save_session else None
-        return new_session(folder, {}, time.time()), ""
-    except SessionError as error:
-        return new_session(None, {}, time.time()), f"{error}; this session is not kept"
-
-
 def choose_tools(
     settings: Settings, agent: Agent, extra: Sequence[Callable[..., Any]]
 ) -> dict[str, Tool]:
@@ -13282,10 +13655,10 @@ def choose_tools(
     files.step = lambda: len(agent.transcript.call_ids)
     ask = agent.ask or (lambda question: None)
     person = PersonTools(agent.workspace, lambda text: ask(Question("answer", text)))
-    policy = agent.policy()
-    named = functools.partial(names_host, policy)
     web = WebTools(
-        settings.fetch_hosts, named, functools.partial(denies, policy, "fetch_url", "net")
+        settings.fetch_hosts,
+        lambda url: names_host(agent.policy(), url),
+        lambda url: denies(agent.policy(), "fetch_url", "net", url),
     )
     built_in = (files.read_file, files.list_files, files.grep, files.write_file, files.edit_file)
     others = (agent.shell.bash, person.ask_user, person.note, web.web_search, web.fetch_url)
