@@ -12852,7 +12852,7 @@ class Repl:
         self.screen = person.screen
         self.leaving = False
         self.exit_code = 0
-        self.known: dict[tuple[str, Path], str] = {}  # custom commands that a session has used
+        self.known: dict[tuple[str, str], str] = {}  # custom commands that a session has used
 
     def run(self) -> int:
         """Read prompts until the person leaves; returns the exit code."""
@@ -13099,7 +13099,7 @@ class Repl:
         self.screen.line(f"budgets: {', '.join(parts) or 'none'}")
 
     def do_cost(self, _: str) -> None:
-        """show what this session used, by model, and what is left of budgets"""
+        """show what this session used, by model, and the budgets"""
         client, models = self.agent.client, self.agent.session.header["models"]
         self.show_spent()
         for model, total in models.items() if len(models) > 1 else ():
@@ -13157,7 +13157,7 @@ class Repl:
         self.screen.line(f"copied {len(text):,} characters {how}")
 
     def do_clear(self, _: str) -> None:
-        """begin a new conversation; the one before stays as a session"""
+        """begin a new conversation; the one before is kept"""
         agent, before = self.agent, self.agent.session
         kept = before.path is not None and before.path.exists()
         if kept:
@@ -13166,7 +13166,8 @@ class Repl:
         self.switch(session)
         if trouble:
             self.screen.line(f"agent: {trouble}")
-        way_back = f"; the one before: /resume {before.id}" if kept else ""
+        lost = "; the one before is not kept" if before.header["turns"] else ""
+        way_back = f"; the one before: /resume {before.id}" if kept else lost
         self.screen.line(f"a new conversation{way_back}")
 
     def do_diff(self, _: str) -> None:
@@ -13290,6 +13291,7 @@ def nearest(word: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6)
 
 # -- custom commands: prompts in files
 
+PROJECT_COMMANDS = ".agents/commands"
 COMMAND_BYTES = 32 * 1024
 FRONT_MATTER = Regex(r"---[ \t]*\n(.*?\n)?---[ \t]*(?:\n|\Z)", re.DOTALL)
 
@@ -13298,30 +13300,30 @@ FRONT_MATTER = Regex(r"---[ \t]*\n(.*?\n)?---[ \t]*(?:\n|\Z)", re.DOTALL)
 class CustomCommand:
     """A prompt in a file: the text behind its front matter, of which only `description` counts."""
 
-    path: Path
+    path: str
     foreign: bool  # it came with the project
 
     def read(self, agent: Agent) -> tuple[str, str]:
         """Its description and its prompt, as a person sees them. Raises AgentError, OSError."""
         place = agent.workspace
         if self.foreign:
-            descriptor = place.open_file(place.safe_path(str(self.path)))
+            descriptor = place.open_file(place.safe_path(self.path))
         else:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             data = file.read(COMMAND_BYTES + 1)
+        if len(data) > COMMAND_BYTES:
+            raise UsageError(f"{self.path} has more than {COMMAND_BYTES} bytes")
         try:
-            text = clean(data.decode("utf-8-sig")).replace("\r\n", "\n")
+            text = agent.mask(clean(data.decode("utf-8-sig")).replace("\r\n", "\n"))
         except UnicodeDecodeError as error:
             raise UsageError(f"{self.path} is not UTF-8") from error
         front = FRONT_MATTER.match(text)
-        prompt = reveal(agent.mask(text[front.end() if front else 0 :].strip()))[0]
-        if not prompt or len(data) > COMMAND_BYTES:
-            why = f"has more than {COMMAND_BYTES} bytes" if prompt else "holds no prompt"
-            raise UsageError(f"{self.path} {why}")
+        prompt = reveal(text[front.end() if front else 0 :].strip())[0]
+        if not prompt:
+            raise UsageError(f"{self.path} holds no prompt")
         said = re.search(r"(?m)^description:(.*)$", front[1] or "") if front else None
-        told = said[1].strip().strip("\"'") if said else ""
-        return agent.mask(told) or first_line(prompt), prompt
+        return said[1].strip().strip("\"'") if said else first_line(prompt), prompt
 
     def describe(self, agent: Agent) -> str:
         """Its description, or why it has none."""
@@ -13333,16 +13335,13 @@ class CustomCommand:
 
 def custom_commands(agent: Agent) -> dict[str, CustomCommand]:
     """By name what is in `.agents/commands` and, stronger, in `commands` of the user's config."""
-    place, found = agent.workspace, dict[str, CustomCommand]()
-    try:
-        ours = place.safe_path(".agents/commands")
-    except ToolError:  # a link out of the project
-        ours = place.root / ".agents" / "none"
     own = config_folder(agent.settings.environ) / "commands"
-    for folder, foreign in () if agent.settings.bare else ((ours, True), (own, False)):
-        for path in sorted(folder.glob("*.md")):
+    folders = {PROJECT_COMMANDS: agent.workspace.root / PROJECT_COMMANDS, str(own): own}
+    found: dict[str, CustomCommand] = {}
+    for said, folder in () if agent.settings.bare else folders.items():
+        for path in sorted(folder.glob("*.md")):  # one that leads elsewhere is refused when read
             if re.fullmatch(r"[\w-]+", path.stem) and path.is_file():
-                found[path.stem] = CustomCommand(path, foreign)
+                found[path.stem] = CustomCommand(f"{said}/{path.name}", said == PROJECT_COMMANDS)
     return found
 
 

@@ -1,5 +1,8 @@
 """The agent on a real terminal: a pty, typed keys, Ctrl-C and the screen."""
 
+import argparse
+import dataclasses
+import io
 import json
 import os
 import random
@@ -22,6 +25,17 @@ from conftest import (
     until,
 )
 
+from agent import (
+    COMMANDS,
+    Agent,
+    Person,
+    Question,
+    Repl,
+    Screen,
+    Settings,
+    build_agent,
+    load,
+)
 from flaky_server import FlakyServer
 
 HINT = re.compile(r"[Cc]trl-[CD]|exit")
@@ -844,3 +858,324 @@ def test_a_session_is_named_and_exported_once(terminal, workspace):
     assert (text.startswith("# A title\n"), text.endswith("PONG\n")) == (True, True)
     assert "## User\n\nping\n\n## Assistant\n\n- `read_file(missing.txt)`: error: " in text
     assert stat.S_IMODE((workspace / "x.md").stat().st_mode) == 0o600
+
+
+# -- commands ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Prompt:
+    """The prompt of an agent without a terminal: what is typed there, and what it says."""
+
+    agent: Agent
+    root: Path
+    answers: list[str]
+    asked: list[Question] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.err = io.StringIO()
+        self.repl = Repl(self.agent, Person(Screen(io.StringIO(), self.err), io.StringIO()))
+        self.agent.ask = self.answer
+
+    def answer(self, question: Question) -> str:
+        """The next answer of the person."""
+        self.asked.append(question)
+        return self.answers.pop(0)
+
+    def __call__(self, *lines: str) -> str:
+        """Type lines; returns what is said to the last."""
+        for line in lines:
+            self.err.seek(0)
+            self.err.truncate()
+            self.repl.take(line)
+        return self.err.getvalue()
+
+    def put(self, name: str, text: str | bytes, folder: str = ".agents") -> None:
+        """A custom command of the project, or of the user."""
+        path = self.root / folder / "commands" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+@pytest.fixture
+def at_prompt(tmp_path):
+    """Start agents of a server, each at a prompt."""
+    made = []
+
+    def start(server, answers=(), **options):
+        (tmp_path / "work").mkdir(exist_ok=True)
+        places = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "work" / "config")}
+        fixed = {"model": "flaky-1", "base_url": server.url, "api_key": "x"}
+        fixed |= {"workspace": str(tmp_path / "work"), "environ": {"PATH": "/none", **places}}
+        made.append(build_agent(Settings(**{**fixed, **options})))
+        return Prompt(made[-1], tmp_path / "work", list(answers))
+
+    yield start
+    for one in made:
+        one.close()
+
+
+USERS = "config/agent"  # where the user's own commands are below the root of a Prompt
+
+
+def test_help_lists_every_command_in_a_group_within_80_columns(at_prompt):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        say.put("mine.md", "---\ndescription: " + "long " * 30 + "\n---\nDo it.")
+        shown = say("/help")
+    grouped = " ".join(COMMANDS.values()).split()
+    there = [name.removeprefix("do_") for name in dir(Repl) if name.startswith("do_")]
+    lines = shown.splitlines()
+    assert [name for name in there if f"\n  /{name} " not in shown or name not in grouped] == []
+    assert (max(map(len, lines)), [x.split()[0] for x in lines if x.endswith("...")]) == (
+        80,
+        ["/mine"],
+    )
+    assert say("/help /rename") == "/rename TITLE  give this session a title\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("/hlep", "did you mean /help?"),
+        ("/Help", "did you mean /help?"),
+        ("/help?", "did you mean /help?"),
+        ("/sess", "did you mean /sessions?"),
+        ("/quit", "did you mean /exit?"),
+        ("/Review-2 a.py", "did you mean /review-2?"),
+        ("/xyzzy a.py", "/help lists them"),
+        ("/", "/help lists them"),
+    ],
+)
+def test_an_unknown_command_names_the_nearest_and_is_not_sent(at_prompt, typed, hint):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        say.put("review-2.md", "Review.")
+        name = typed.split()[0]
+        assert say(typed) == f"agent: there is no command {name}; {hint}\n"
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("typed", ["/usr/bin/foo is broken", "/* a comment */", "//", "/etc/hosts"])
+def test_what_begins_like_a_path_is_a_prompt(at_prompt, typed):
+    with FlakyServer(["PONG"]) as server:
+        at_prompt(server)(typed)
+    assert prompts(server.requests[0]) == [typed]
+
+
+def test_a_command_that_takes_no_argument_says_so(at_prompt):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        shown = say("/clear everything")
+    assert shown == "agent: /clear takes no argument, and nothing was done\n"
+
+
+def test_a_model_that_is_not_listed_is_taken_and_the_nearest_is_named(at_prompt):
+    with FlakyServer(["PONG"]) as server:
+        say = at_prompt(server)
+        assert say.repl.choices("model") == ["flaky-1"]
+        last = say("/model Flaky-2").splitlines()[-1]
+        say("ping")
+    assert last == "agent: the endpoint does not list this model; nearest: flaky-1"
+    assert server.requests[0]["model"] == "Flaky-2"
+
+
+def test_where_no_models_are_listed_the_choice_is_empty_and_asked_once(at_prompt):
+    with FlakyServer([]) as server:
+        gone = server.url
+    say = at_prompt(argparse.Namespace(url=gone))
+    assert (say.repl.choices("model"), say.agent.client.ids) == ([], [])
+    assert len(say("/model other").splitlines()) == 1
+    assert "nothing listens" in say("/model").splitlines()[-1]
+
+
+def test_a_provider_without_a_key_names_what_to_set_and_changes_nothing(at_prompt):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        shown = say("/provider groq")
+        assert shown.startswith("agent: no key for groq: put GROQ_API_KEY=... into ")
+        assert (shown.count("\n"), say.agent.client.endpoint) == (1, server.url)
+
+
+RULED = [
+    call("write_file", path="a.txt", content="a"),
+    "PONG",
+    call("write_file", path="a.txt", content="b"),
+    "PANG",
+]
+
+
+def test_a_typed_rule_holds_over_a_clear_and_deny_beats_it(at_prompt):
+    with FlakyServer(RULED) as server:
+        say = at_prompt(server)
+        say("/allow write_file a.txt", "/clear", "one", "/deny write_file *.txt", "two")
+        shown = say("/deny")
+        assert (say.asked, (say.root / "a.txt").read_text()) == ([], "a")
+    assert results(server.requests[-1])[-1].startswith("denied: ")
+    assert shown == "  allow  write_file a.txt  (/allow)\n  deny   write_file *.txt  (/deny)\n"
+    assert "/deny" not in json.dumps(server.requests[-1]["messages"])
+
+
+def test_a_typed_rule_lifts_what_a_flag_lifts(at_prompt):
+    with FlakyServer([call("read_file", path=".env"), "PONG"]) as server:
+        say = at_prompt(server)
+        (say.root / ".env").write_text("A=1\n")
+        say("/allow read_file .env", "read it")
+    assert "A=1" in results(server.requests[-1])[0]
+
+
+@pytest.mark.parametrize("typed", ["/allow foo", "/deny bash", "/allow (x) y"])
+def test_a_rule_that_is_none_is_refused(at_prompt, typed):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        assert "is not of the form 'tool pattern'" in say(typed)
+        assert say("/allow").startswith("no rules")
+
+
+def test_rules_say_where_they_come_from(tmp_path):
+    folder = tmp_path / ".config" / "agent"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text('allow = ["bash make *"]\nask = ["bash git *"]\n')
+    flags = ["--deny", "* secrets/**", "--base-url", "http://127.0.0.1:9", "-m", "m"]
+    settings, _ = load([*flags, "-w", str(tmp_path)], {"HOME": str(tmp_path)})
+    made = build_agent(settings)
+    made.approved.append("bash touch *")
+    found = [(text, origin.split(";")[0]) for _, text, origin in made.rules()]
+    made.close()
+    assert found == [
+        ("bash make *", "config.toml"),
+        ("bash git *", "config.toml"),
+        ("* secrets/**", "--deny"),
+        ("bash touch *", "approved in this session"),
+    ]
+
+
+def test_cost_adds_up_by_model_in_one_session(at_prompt):
+    usage = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
+    with FlakyServer([{"text": "a", "usage": usage}] * 2) as server:
+        say = at_prompt(server, prices={"flaky-1": (1.0, 1.0, 2.0)})
+        rows = say("one", "/model other", "two", "/cost").splitlines()
+        assert say("/status").splitlines()[-2:] == rows[:2]
+        assert say("/clear", "/cost").startswith("tokens: 0 in")
+    assert "2,000 in" in rows[0] and rows[0].endswith("$0.0010 and 1 unpriced")
+    assert rows[2:4] == [
+        "  flaky-1: 1,000 in (0 % cached), 10 out; $0.0010",
+        "  other: 1,000 in (0 % cached), 10 out; unpriced",
+    ]
+
+
+def test_clear_begins_anew_and_names_the_way_back(at_prompt):
+    with FlakyServer(["PONG", "PANG"]) as server:
+        say = at_prompt(server)
+        before = say.agent.session.id
+        last = say("ping", "/mode plan", "/clear")
+        say("pang")
+        state = (say.agent.mode, say.repl.choices("resume"))
+    assert (last, state) == (
+        f"a new conversation; the one before: /resume {before}\n",
+        ("plan", [before]),
+    )
+    assert (
+        prompts(server.requests[1])[0].endswith("pang") and len(server.requests[1]["messages"]) == 2
+    )
+
+
+def test_clear_without_sessions_begins_anew(at_prompt):
+    with FlakyServer(["PONG", "PANG"]) as server:
+        say = at_prompt(server, save_session=False)
+        last = say("ping", "/clear")
+        say("pang")
+    assert last == "a new conversation; the one before is not kept\n"
+    assert prompts(server.requests[1]) == ["pang"]
+
+
+def test_copy_feeds_the_program_that_is_there(at_prompt, tmp_path):
+    program = tmp_path / "bin" / "xclip"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\n/bin/cat > "{tmp_path}/copied"\necho "$@" >> "{tmp_path}/copied"\n'
+    )
+    program.chmod(0o700)
+    with FlakyServer(["PONG é"]) as server:
+        environ = {"PATH": str(program.parent), "DISPLAY": ":0", "HOME": str(tmp_path)}
+        say = at_prompt(server, environ=environ)
+        assert say("/copy") == "agent: there is no answer to copy yet\n"
+        assert say("ping", "/copy") == "copied 6 characters with xclip\n"
+    assert (tmp_path / "copied").read_text() == "PONG é-selection clipboard\n"
+
+
+def test_copy_without_any_clipboard_says_so(at_prompt):
+    with FlakyServer(["PONG"]) as server:
+        assert at_prompt(server)("ping", "/copy").startswith("agent: no clipboard is within reach")
+
+
+def test_copy_goes_through_a_terminal_that_takes_codes(terminal):
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server, env={"PATH": "/none"})
+        ask(screen, "ping")
+        ask(screen, "/copy")
+        screen.expect("\x1b]52;c;UE9ORw==\x07")
+        leave(screen)
+
+
+# -- custom commands -----------------------------------------------------------------------------
+
+
+def test_the_projects_command_is_shown_and_asked_for_until_it_is_known(at_prompt):
+    with FlakyServer(["PONG"] * 3) as server:
+        say = at_prompt(server, ["n", "y", "y"])
+        say.put(
+            "review.md", "---\ndescription: Look\nmodel: x\n---\nReview $1 \u200b($ARGUMENTS).\n"
+        )
+        assert "  /review [TEXT]       Look\n" in say("/help")
+        assert say("/review a.py").endswith(
+            "  | Review $1 \\u{200b}($ARGUMENTS).\n(nothing was sent)\n"
+        )
+        say("/review a.py now", "/review")
+        say.put("review.md", "Other.")
+        assert "  | Other.\n" in say("/review b.py")
+    assert len(say.asked) == 3
+    texts = ["Review a.py \\u{200b}(a.py now).", "Review  \\u{200b}().", "Other.\nb.py"]
+    assert prompts(server.requests[-1]) == texts
+
+
+def test_the_users_own_command_wins_and_is_only_shown(at_prompt):
+    with FlakyServer(["PONG"] * 2) as server:
+        say = at_prompt(server)
+        say.put("do-2.md", "Theirs.")
+        say.put("do-2.md", "Mine.", USERS)
+        say.put("help.md", "Never.", USERS)
+        assert "  | Mine.\n" in say("/do-2\tone\ntwo") and "  | " not in say("/do-2")
+        assert "Never" not in say("/help")
+    assert (say.asked, prompts(server.requests[-1])) == ([], ["Mine.\none\ntwo", "Mine."])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        pytest.param(b"\xff\xfe\xfa", "is not UTF-8", id="no UTF-8"),
+        pytest.param("é" * 16385, "has more than 32768 bytes", id="large"),
+        pytest.param("---\ndescription: x\n---\n \n", "holds no prompt", id="empty"),
+        pytest.param(None, "is outside the workspace", id="a link out"),
+    ],
+)
+def test_a_command_file_that_can_not_be_used_is_refused_in_one_line(at_prompt, tmp_path, text, why):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        say.put("x.md", "")
+        (tmp_path / "out.md").write_text("Outside.")
+        if text is None:
+            (say.root / ".agents/commands/x.md").unlink()
+            (say.root / ".agents/commands/x.md").symlink_to(tmp_path / "out.md")
+        else:
+            say.put("x.md", text)
+        shown = say("/x")
+        assert "  /x [TEXT]            (.agents/commands/x.md " in say("/help")
+    assert shown.startswith(f"agent: .agents/commands/x.md {why}") and shown.count("\n") == 1
+
+
+def test_bare_knows_no_custom_commands(at_prompt):
+    with FlakyServer([]) as server:
+        say = at_prompt(server, bare=True)
+        say.put("x.md", "X.", USERS)
+        assert say("/x").startswith("agent: there is no command /x")
