@@ -3447,6 +3447,7 @@ class Client:
         if self.ids is None:
             self.ids = []
             listed = self._ask(f"{self.endpoint}/models", None)
+            self.listed |= prices_in(listed)
             rows = listed.get("data") if isinstance(listed, dict) else None
             for row in rows if isinstance(rows, list) else ():
                 self.ids += [str(row["id"])] if isinstance(row, dict) and "id" in row else []
@@ -12825,13 +12826,9 @@ COMMANDS = {
     "Sessions": "sessions resume fork",
     "This program": "help exit",
 }
-SAME = {"quit": "exit", "q": "exit", "new": "clear", "reset": "clear", "models": "model"} | {
-    "usage": "cost",
-    "permissions": "allow",
-    "rules": "allow",
-    "rewind": "undo",
-    "?": "help",
-}  # what other programs call them: only suggested
+# What other programs call them: only suggested.
+SAME = dict(quit="exit", q="exit", new="clear", reset="clear", models="model", usage="cost")
+SAME |= {"permissions": "allow", "rules": "allow", "rewind": "undo", "?": "help"}
 KEYS = {
     "!command": "run a shell command yourself; the model sees its output",
     "Up": "what was typed before, in all sessions of this project",
@@ -13048,10 +13045,11 @@ class Repl:
         if argument:
             self.agent.set_model(argument)
         self.screen.line(f"model: {client.mask(client.model)} at {client.endpoint}")
-        if not argument:
-            for name in client.models():
-                self.screen.line(f"  {client.mask(name)}")
-        elif (listed := client.known_models()) and argument not in listed:
+        for name in [] if argument else client.models():
+            self.screen.line(f"  {client.mask(name)}")
+        # The last two are what Gemini and Ollama list.
+        names = {argument, f"models/{argument}", f"{argument}:latest"}
+        if argument and (listed := client.known_models()) and names.isdisjoint(listed):
             near = ", ".join(nearest(argument, listed, 3, 0.5))
             hint = f"; nearest: {client.mask(near)}" if near else " (/model lists what it has)"
             self.screen.line(f"agent: the endpoint does not list this model{hint}")

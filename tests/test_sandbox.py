@@ -1635,3 +1635,16 @@ def test_the_profile_of_macos_cuts_the_network_off_unless_it_is_asked_for(box):
         "allow network* ",
     ]
     assert ("network*" in free, "(deny network-outbound (remote unix))" in free) == (False, True)
+
+
+def test_what_a_person_permits_later_is_open_for_the_next_command(place, house, one_box):
+    root = repository(place / "later" / "work")
+    put(root, [".env", ".mcp.json", ".npmrc"], "before")
+    box = one_box(root, house)
+    command = "cat .env; for f in .env .mcp.json .npmrc; do echo new >> $f; done"
+    assert "before" not in box(command)
+    for rule in ("read_file .env", "write_file .env", "write_file .mcp.json"):
+        box.agent.add_rule("allow", rule)
+    assert box(command).startswith("before .env\n")
+    told = {name: "new" in (root / name).read_text() for name in (".env", ".mcp.json", ".npmrc")}
+    assert told == {".env": True, ".mcp.json": True, ".npmrc": False}
