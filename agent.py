@@ -12827,8 +12827,8 @@ COMMANDS = {
     "This program": "help exit",
 }
 # What other programs call them: only suggested.
-SAME = dict(quit="exit", q="exit", new="clear", reset="clear", models="model", usage="cost")
-SAME |= {"permissions": "allow", "rules": "allow", "rewind": "undo", "?": "help"}
+SAME = {"?": "help", "quit": "exit", "q": "exit", "new": "clear", "reset": "clear"}
+SAME |= {"usage": "cost", "permissions": "allow", "rules": "allow", "rewind": "undo"}
 KEYS = {
     "!command": "run a shell command yourself; the model sees its output",
     "Up": "what was typed before, in all sessions of this project",
