@@ -354,10 +354,27 @@ class Settings:
                 raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
 
     @property
+    def row(self) -> Provider:
+        """The provider; for an unknown base URL one that has only that."""
+        name = self.provider or ("" if self.base_url else "openai")
+        return PROVIDERS.get(name) or Provider(self.base_url)
+
+    @property
     def endpoint(self) -> str:
         """The root of the API, without a slash at its end."""
-        row = PROVIDERS[self.provider or "openai"]
-        return (self.base_url or row.base_url).rstrip("/")
+        return (self.base_url or self.row.base_url).rstrip("/")
+
+    @property
+    def key_place(self) -> str:
+        """Where the key stands, or can be put, for who has to change it."""
+        folder, home = str(config_folder(self.environ)), self.environ.get("HOME") or "~"
+        file = f"{'~' + folder.removeprefix(home) if folder.startswith(home) else folder}/env"
+        names = key_names(self.row)
+        if not self.api_key:
+            return f"set {' or '.join(names[1:2] + names[:1])}, also in {file}"
+        name = next((n for n in names if self.keys.get(n, "").strip() == self.api_key), "")
+        place = "the environment" if self.environ.get(name) else file
+        return f"it is {name} of {place}" if name else "it was given as Settings.api_key"
 
 
 def is_amount(value: Any) -> bool:
@@ -368,7 +385,8 @@ def is_amount(value: Any) -> bool:
 def is_web_address(url: str) -> bool:
     """Whether a URL can be asked: http or https, and a host."""
     try:
-        return bool(re.match(r"https?://[^/\s]+", url) and urlsplit(url).hostname)
+        parts = urlsplit(url)
+        return bool(re.match(r"https?://[^/\s]+", url) and parts.hostname and parts.port != 0)
     except ValueError:
         return False
 
@@ -531,10 +549,14 @@ def choose_endpoint(
     return {"provider": provider, "base_url": base_url, "api_key": find_key(row, environ)}
 
 
+def key_names(row: Provider) -> list[str]:
+    """The variables that may hold the key for a provider, the strongest first."""
+    return [name for name in ("AGENT_API_KEY", row.key_name, "OPENAI_API_KEY") if name]
+
+
 def find_key(row: Provider, environ: Mapping[str, str]) -> str:
     """The key for a provider: AGENT_API_KEY, its own variable, OPENAI_API_KEY."""
-    names = ("AGENT_API_KEY", row.key_name, "OPENAI_API_KEY")
-    return next((environ[name] for name in names if name and environ.get(name)), "").strip()
+    return next((environ[n] for n in key_names(row) if environ.get(n)), "").strip()
 
 
 class Parser(argparse.ArgumentParser):
@@ -2766,6 +2788,12 @@ ADAPTATIONS = (
     ("flatten", any_of(r"\btool", r"\bfunction", r"\bmessages\b", "turn")),
 )
 HOPELESS = any_of("does not support tools")
+# A bad request that may mean a model that is not there: the endpoint's own list decides.
+WRONG_MODEL = any_of(
+    "model_not_|invalid_model|unknown_model",
+    r"\bmodels?\b.{0,160}\b(not (found|exist|supported|available|a valid)|does(n.t| not) exist)",
+    r"\b(invalid|unknown|no such|not found|not a valid|unable to access)\b.{0,40}\bmodel",
+)
 
 
 # The kind of an error inside a 200, told in words.
@@ -3037,6 +3065,7 @@ class Client:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] | None = None,
     ) -> None:
+        self.settings = settings  # as they were when it was made
         self.endpoint = settings.endpoint
         self.window = settings.context  # tokens, 0: not told
         self.model = settings.model
@@ -3074,6 +3103,8 @@ class Client:
             # An auth callable: without one, requests would take a key out of ~/.netrc.
             self._http.auth = self._authorize
             self._http.trust_env = not is_local(self.endpoint)  # no proxy between us and localhost
+            names = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # which without trust nobody reads
+            self._http.verify = next(filter(None, map(self.settings.environ.get, names)), True)
         return self._http
 
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -3150,11 +3181,11 @@ class Client:
                 self._compare(reply)
                 reply.sent = len(body) // 4
                 return reply
-            except (KeyRefused, ContextOverflow):
+            except ContextOverflow:
                 raise
             except ProviderError as error:
-                if not self._adapt(error.told, transcript, tools):
-                    raise self._full_window(error, body) from error
+                if isinstance(error, KeyRefused) or not self._adapt(error.told, transcript, tools):
+                    raise self._advised(self._full_window(error, body)) from error
             except Transient as failure:
                 if failure.told and self._adapt(failure.told, transcript, tools, last=False):
                     continue
@@ -3189,6 +3220,22 @@ class Client:
         full = self.window and len(body) // 4 > 0.85 * self.window
         bare = error.status == 400 and type(error) is ProviderError
         return ContextOverflow(str(error), error.status) if full and bare else error
+
+    def _advised(self, error: ProviderError) -> ProviderError:
+        """The error with the next step: where the key is set, the nearest models, another URL."""
+        hint = self.settings.key_place if isinstance(error, KeyRefused) else ""
+        if error.status in (404, 405) or (error.status in (400, 422) and self._no_model(error)):
+            listed = model_ids(self._ask(f"{self.endpoint}/models", None))
+            if listed and self.model not in (*listed, *(n.removeprefix("models/") for n in listed)):
+                near = ", ".join(nearest(self.model, listed))
+                hint = self.mask(f"the nearest of its models: {near} (--model)")
+            elif not listed and not self._no_model(error):
+                hint = root_hint(self.endpoint)
+        error.args = (f"{error}; {hint}" if hint else str(error),)
+        return error
+
+    def _no_model(self, error: ProviderError) -> bool:
+        return bool(WRONG_MODEL.search(error.told))
 
     def _notice_cut_prompt(self, reply: Reply, body: bytes) -> None:
         """Ollama cuts a prompt that is too long without a word; its own count shows it."""
@@ -3253,34 +3300,28 @@ class Client:
                 reply = self._read(response, offered)
                 self.reused = read_out(response)
                 return reply
-        except requests.exceptions.SSLError as error:
-            hint = "REQUESTS_CA_BUNDLE names a file with other authorities"
-            raise ProviderError(f"no secure connection to {url}: {error}; {hint}") from error
-        except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
-            raise ProviderError(f"can not use {url}: {error}") from error
-        except (
-            requests.exceptions.RequestException,
-            urllib3.exceptions.HTTPError,
-            zlib.error,
-        ) as error:
+        except (OSError, urllib3.exceptions.HTTPError, zlib.error) as error:
             stale = self.reused and isinstance(error, requests.exceptions.ConnectionError)
             stale = stale and not isinstance(error, requests.exceptions.Timeout)
             self.reused = False
-            raise Transient(connection_reason(error, self.endpoint), stale=stale) from error
+            raise network_error(error, self.endpoint, stale=stale) from error
 
     def _check(self, response: requests.Response) -> None:
         """Raise for every answer that is not a 200 with something to read."""
         status = response.status_code
         if 300 <= status < 400:
-            target = response.headers.get("Location", "nowhere")
-            text = f"{self.endpoint} redirects to {target}; set the base URL to that"
+            text = redirect_text(self.endpoint, response.url, response.headers.get("Location", ""))
             raise ProviderError(self.mask(text), status)
+        if status == 407:
+            raise ProviderError(f"{proxy_of(self.endpoint)} {PROXY_LOGIN}", status)
         if status != 200:
             raise self._failure(status, response.content, response.headers)
 
     def _failure(self, status: int, raw: bytes, headers: Mapping[str, str]) -> Exception:
         text = self.mask(b"".join(inflate([raw])).decode("utf-8", "replace"))
         body = json_or_none(text)
+        if text.lstrip().startswith("<") and (proxy := proxy_of(self.endpoint)):
+            text += f" (through {proxy})"
         if body is None:
             events = list(read_events(read_lines([text.encode("utf-8", "replace")])))
             body = events[0][1] if events else re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", text))
@@ -3358,7 +3399,7 @@ class Client:
                 b"\xef\xbb\xbf"
             )
             if first.lstrip().startswith(b"<"):
-                raise ProviderError(f"{self.endpoint} sent a web page: check the base URL")
+                raise ProviderError(web_page_text(self.endpoint))
             if not first:
                 raise Transient("the stream was empty", empty=True)
             for name, text in read_events(itertools.chain([first], lines)):
@@ -3409,32 +3450,28 @@ class Client:
 
     def models(self) -> list[str]:
         """The model ids that the endpoint lists. Raises ProviderError, or TryLater unreached."""
-        import requests
-
         try:
             answer = self.session().get(
                 f"{self.endpoint}/models", timeout=CONNECT_SECONDS, allow_redirects=False
             )
-            if answer.status_code in (401, 403):
-                raise self._failure(answer.status_code, answer.content, answer.headers)
-            if answer.status_code != 200:
-                raise ProviderError(f"{self.endpoint} lists no models ({answer.status_code})")
-            listed = answer.json()["data"]
-            self.listed |= prices_in({"data": listed})
-            return [str(row["id"]) for row in listed]
-        except requests.exceptions.ConnectionError as error:
-            reason = self.mask(connection_reason(error, self.endpoint))
+            if answer.status_code in (401, 403, 407) or 300 <= answer.status_code < 400:
+                self._check(answer)
+        except KeyRefused as error:
+            raise self._advised(error) from error
+        except OSError as error:
+            failure = network_error(error, self.endpoint)
+            if isinstance(failure, ProviderError):
+                raise failure from error
+            reason = self.mask(str(failure))
             raise TryLater(f"its models can not be listed: {reason}") from error
-        except (
-            requests.exceptions.RequestException,
-            LookupError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as error:
-            raise ProviderError(
-                f"{self.endpoint} lists no models (no list in its answer)"
-            ) from error
+        value = json_or_none(answer.content) if answer.status_code == 200 else None
+        listed = model_ids(value)
+        if listed is None:
+            what = f"{answer.status_code}" if value is None else "no list in its answer"
+            hint = root_hint(self.endpoint)
+            raise ProviderError(f"{self.endpoint} lists no models ({what}); {hint}")
+        self.listed |= prices_in(value)
+        return listed
 
     def read_window(self) -> int:
         """Ask the endpoint for the model's window in tokens; 0 when it does not tell."""
@@ -3460,16 +3497,18 @@ class Client:
         return found
 
     def _ask(self, url: str, question: Any) -> Any:
-        """The JSON of a side question, None when there is none."""
-        import requests
+        """The JSON of a side question, None when there is none in time."""
+        import urllib3
 
         method = "GET" if question is None else "POST"
+        end = self.clock() + SIDE_SECONDS
         try:
-            answer = self.session().request(
-                method, url, json=question, timeout=SIDE_SECONDS, allow_redirects=False
-            )
-            return json_or_none(answer.content) if answer.status_code == 200 else None
-        except requests.exceptions.RequestException:
+            with self.session().request(
+                method, url, json=question, timeout=SIDE_SECONDS, allow_redirects=False, stream=True
+            ) as answer:
+                pieces = itertools.takewhile(lambda _: self.clock() < end, arriving(answer))
+                return json_or_none(b"".join(pieces)) if answer.status_code == 200 else None
+        except (OSError, urllib3.exceptions.HTTPError):
             return None
 
     def first_model(self) -> str:
@@ -3572,21 +3611,118 @@ def masked(error: ProviderError | Transient, mask: Callable[[str], str]) -> Exce
     return error
 
 
+# -- what the user can do about it
+
+
+def model_ids(answer: Any) -> list[str] | None:
+    """The ids in an answer of /models, None when it is none."""
+    rows = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(r, dict) and "id" in r for r in rows):
+        return None
+    return [str(row["id"]) for row in rows]
+
+
+def nearest(model: str, listed: Sequence[str]) -> list[str]:
+    """The three ids most like what was asked for, with or without the part before the slash."""
+    forms = {form.casefold(): name for name in listed for form in (name.rpartition("/")[2], name)}
+    close = difflib.get_close_matches(model.casefold(), forms, n=6, cutoff=0.0)
+    return list(dict.fromkeys(forms[form] for form in close))[:3]
+
+
+def root_hint(endpoint: str) -> str:
+    """What the base URL should perhaps be."""
+    root = endpoint.removesuffix("/models").removesuffix("/chat/completions")
+    if root == endpoint and not re.search(r"/(v\d\w*|openai)$", endpoint):
+        root = f"{endpoint}/v1"
+    return "check the base URL" + (f": perhaps --base-url {root}" if root != endpoint else "")
+
+
+def web_page_text(endpoint: str) -> str:
+    """What a page in place of an answer means."""
+    proxy = proxy_of(endpoint)
+    return (
+        f"{endpoint} sent a web page{f' (through {proxy})' if proxy else ''}; {root_hint(endpoint)}"
+    )
+
+
+def redirect_text(endpoint: str, asked: str, target: str) -> str:
+    """Where a redirect leads, and the base URL to set; it is not followed, for the key's sake."""
+    goal, path = urljoin(asked, target), asked.removeprefix(endpoint)
+    if not target or not is_web_address(goal):
+        return f"{endpoint} redirects to nowhere; {root_hint(endpoint)}"
+    parts = urlsplit(goal)
+    host = parts.netloc.rpartition("@")[2]
+    root = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
+    if root.endswith(path) and root != asked:
+        return f"{endpoint} redirects to {root}: set --base-url {root.removesuffix(path)}"
+    guess = f"{parts.scheme}://{host}/v1"
+    return f"{endpoint} redirects to {root[:200]}, no API (a login page?): set --base-url {guess}"
+
+
+PROXY_LOGIN = "wants a name and a password (407): http://NAME:PASSWORD@HOST:PORT"
+
+
+def proxy_of(url: str) -> str:
+    """The proxy between us and a URL with the variable that names it; "" for none."""
+    from requests.utils import get_environ_proxies, select_proxy
+
+    found = {} if is_local(url) else get_environ_proxies(url)
+    proxy = select_proxy(url, found) or ""
+    name = next((name for name, value in found.items() if value == proxy), "")
+    shown = re.sub(r"^(\w+://)?.*@", r"\1", proxy)  # without its password
+    return f"the proxy {shown} ({name.upper()}_PROXY)" if proxy else ""
+
+
+def network_error(
+    error: Exception, endpoint: str, *, stale: bool = False
+) -> ProviderError | Transient:
+    """What a connection that failed means: worth another try, or for the user to mend."""
+    import requests
+
+    text, invalid = str(error), (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)
+    if isinstance(error, requests.exceptions.ProxyError) and "407" in text:
+        return ProviderError(f"{proxy_of(endpoint)} {PROXY_LOGIN}", 407)
+    if isinstance(error, requests.exceptions.SSLError) and "EOF" not in text:
+        found = re.search(r"\[SSL[^]]*\] ?([^'\"]*?)( \(_ssl|['\"]|$)", text)
+        hint = "REQUESTS_CA_BUNDLE names a file with more authorities"
+        if "WRONG_VERSION" in text or "record layer" in text:
+            hint = f"perhaps it is http://, not https:// ({hint})"
+        reason = found[1] if found else text
+        return ProviderError(f"no secure connection to {endpoint}: {reason}; {hint}")
+    if isinstance(error, invalid) or "CA certificate bundle" in text:
+        proxy = proxy_of(endpoint)
+        return ProviderError(f"can not use {endpoint}{' through ' * bool(proxy)}{proxy}: {text}")
+    return Transient(connection_reason(error, endpoint), stale=stale)
+
+
 def connection_reason(error: Exception, endpoint: str) -> str:
-    """A network failure in a few words."""
-    name, text = type(error).__name__, str(error)
+    """A network failure in a few words, with the host, the port and what to look at."""
+    name, text, parts = type(error).__name__, str(error), urlsplit(endpoint)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    place = f"{parts.hostname}:{port}"
     if "Proxy" in name:
-        return f"the proxy in the way of {endpoint} failed"
+        proxy = proxy_of(endpoint) or "the proxy"
+        return f"{proxy} does not lead to {place}: check it, or set NO_PROXY={parts.hostname}"
     if "Timeout" in name or "timed out" in text:
-        return f"no answer from {endpoint} in time"
+        return f"no answer from {place} in time"
     if "refused" in text:
-        return f"nothing listens at {endpoint}"
+        local = [n for n in LOCAL_PROVIDERS if urlsplit(PROVIDERS[n].base_url).port == port]
+        start = f" ({LOCAL_PROVIDERS[local[0]]})" if local else ""
+        hint = f"is the server started{start}?" if is_local(endpoint) else "check the base URL"
+        return f"nothing listens at {place}: {hint}"
     if "resolve" in text or "Name or service" in text:
-        return f"the host of {endpoint} is not known"
-    return f"the connection to {endpoint} broke ({name})"
+        return f"the name {parts.hostname} is not known: check the network and the base URL"
+    if "unreachable" in text or "No route" in text:
+        return f"{place} can not be reached: check the network"
+    return f"the connection to {place} broke ({name})"
 
 
-LOCAL_PROVIDERS = ("ollama", "lmstudio", "llamacpp", "vllm")
+LOCAL_PROVIDERS = {  # and how each is started
+    "ollama": "ollama serve",
+    "lmstudio": "lms server start",
+    "llamacpp": "llama-server",
+    "vllm": "vllm serve",
+}
 PROBE_SECONDS = 1.0  # only what listens and is silent takes so long
 
 
