@@ -211,6 +211,7 @@ DEFAULT_CONTEXT = 128_000  # tokens, when nobody tells the window
 AGENTS_MD_BYTES = 32 * 1024  # of all AGENTS.md files together
 MODES = ("plan", "ask", "auto")
 SANDBOX = ("auto", "on", "off")  # auto: on in mode auto where it works
+FORMATS = ("text", "json", "stream-json")
 HOOK_EVENTS = ("before_tool", "after_tool", "on_stop")
 
 
@@ -371,7 +372,7 @@ class Settings:
         file = f"{'~' + folder.removeprefix(home) if folder.startswith(home) else folder}/env"
         names = key_names(self.row)
         if not self.api_key:
-            return f"set {' or '.join(names[1:2] + names[:1])}, also in {file}"
+            return f"set {' or '.join(names[1:2] + names[:1])} (also in {file})"
         name = next((n for n in names if self.keys.get(n, "").strip() == self.api_key), "")
         place = "the environment" if self.environ.get(name) else file
         return f"it is {name} of {place}" if name else "it was given as Settings.api_key"
@@ -591,9 +592,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--exclude-tools", type=split_names, metavar="A,B", help="not these tools")
     add("-w", "-C", "--workspace", metavar="DIR", help="the workspace root (default: here)")
     add("-p", "--print", action="store_true", help="one-shot; stdout: only the final answer")
-    formats = ("text", "json", "stream-json")
-    add("--output-format", choices=formats, default="text", help="of a one-shot run's stdout")
-    add("--json", dest="output_format", action="store_const", const=formats[2], help="stream-json")
+    add("--output-format", choices=FORMATS, default="text", help="of a one-shot run's stdout")
+    add("--json", dest="output_format", action="store_const", const=FORMATS[2], help="stream-json")
     add("--max-turns", "--max-steps", type=int, metavar="N", help="model steps (default: 100)")
     number, amount = positive(int), positive(float)
     add("--max-tokens-total", type=number, metavar="N", help="tokens, as long as the agent runs")
@@ -635,7 +635,6 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
             word = f"\0{len(kept) - 1}"
         words.append(word)
     found = parser.parse_intermixed_args(words)
-    found.began = False  # nothing has been reported yet
     for name, value in vars(found).items():
         if isinstance(value, str):
             setattr(found, name, kept.get(value, value))
@@ -645,9 +644,31 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     return found
 
 
+def wanted_format(argv: Sequence[str]) -> str:
+    """The output format that a command line asks for, also one that is wrong elsewhere."""
+    words, found = list(argv), FORMATS[0]
+    while words and (word := words.pop(0)) != "--":
+        name = words[0] if word == "--output-format" and words else word.split("=")[-1]
+        if word == "--json" or (word.startswith("--output-format") and name in FORMATS):
+            found = FORMATS[2] if word == "--json" else name
+    return found
+
+
+def refuse_mixed(flags: argparse.Namespace) -> None:
+    """Flags that make no sense together. Raises UsageError."""
+    shows = flags.demo or flags.sessions or flags.explain_permission is not None
+    if flags.fork and flags.resume is None:
+        raise UsageError("--fork goes with --resume or --continue")
+    if flags.no_session and flags.resume is not None:
+        raise UsageError("--no-session and --resume exclude each other")
+    if shows and flags.output_format != "text":
+        raise UsageError("a JSON format goes with a prompt alone")
+
+
 def load(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, argparse.Namespace]:
     """Settings from every layer, and what else the command line asked for. Raises UsageError."""
     flags = parse_command_line(argv)
+    refuse_mixed(flags)
     folder = config_folder(environ)
     merged = {**read_env_file(folder / "env"), **environ}
     config = {} if flags.bare else read_config(folder / "config.toml")
@@ -7828,7 +7849,7 @@ class ShellTools:
         self.output_folder: Path | None = None  # `.agent/output/<session>/`
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.held = ""  # the beginning of an escape whose end has not come yet
-        self.call_id = ""  # of the running call: names the output file and the events
+        self.call_id = ""  # of the running call, for the events; also names the output file
 
     @tool(needs="run")
     def bash(self, command: str, timeout: int = 60, network: bool = False) -> str:
@@ -7845,7 +7866,8 @@ class ShellTools:
 
     def run(self, command: str, seconds: int, *, network: bool = False) -> tuple[int | None, str]:
         """The exit code of a command, None when its time was up, and its output with the end."""
-        path = self.output_folder / f"{self.call_id}.txt" if self.output_folder else None
+        name = re.sub(r"[^\w-]", "_", self.call_id)[:80]
+        path = self.output_folder / f"{name}.txt" if self.output_folder else None
         capture = Capture(path)
         self.decoder.reset()
         self.held = ""
@@ -11534,7 +11556,7 @@ class Agent:
         """Run an approved call, which was marked and saved before if it can have effects."""
         try:
             if one.made.needs == "run":
-                self.shell.call_id = re.sub(r"[^\w-]", "_", one.call.id)[:80]
+                self.shell.call_id = one.call.id
             if one.plan:
                 self.workspace.journal.call = one.call.id
                 one.value = self.attempt(functools.partial(self.workspace.apply, one.plan))
@@ -12576,20 +12598,39 @@ class Screen:
 
 
 class JsonScreen:
-    """Events as JSON lines (`stream-json`), or the result alone (`json`), and all on `screen`."""
+    """Events as JSON lines (`stream-json`), or the result alone (`json`), and all on `screen`.
 
-    def __init__(self, out: Any, screen: Screen, *, only_result: bool) -> None:
+    No signal cuts a line, and behind the result none comes.
+    """
+
+    def __init__(self, out: Any, screen: Screen, signals: Signals, *, only_result: bool) -> None:
         self.out = out
         self.screen = screen
+        self.signals = signals
         self.only_result = only_result
+        self.session_id = ""  # as `init` told it
+        self.began = False
+        self.exit_code: int | None = None  # as the result told it
 
     def emit(self, kind: str, **data: Any) -> None:
         """Write one event as one line."""
-        self.screen.emit(kind, **data)
-        if self.only_result and kind != "result":
-            return
-        event = {"type": kind, "ts": round(time.time(), 3), **data}
-        self.screen.write(self.out, encode(clean_all(event)) + "\n")
+        with self.screen.lock:
+            self.screen.emit(kind, **data)
+            event = {"type": kind, "ts": round(time.time(), 3), **data}
+            if self.exit_code is None and (kind == "result" or not self.only_result):
+                main = threading.current_thread() is threading.main_thread()
+                with self.signals if main else contextlib.nullcontext():
+                    self.note(kind, data)
+                    self.screen.write(self.out, encode(clean_all(event)) + "\n")
+            else:
+                self.note(kind, data)
+
+    def note(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Remember that the first event was there, or the last one."""
+        if kind == "init":
+            self.began, self.session_id = True, data["session_id"]
+        elif kind == "result":
+            self.exit_code = data["exit_code"]
 
 
 def drain(stream: Any, wait: float = 0.0) -> str:
@@ -13467,14 +13508,17 @@ WAKE_SECONDS = (0.01, 0.04, 0.2)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program; returns its exit code."""
-    signals, known = Signals(), argparse.Namespace(flags=None, settings=None)
+    signals, known = Signals(), argparse.Namespace(settings=None, events=None)
     try:
         code = attend(sys.argv[1:] if argv is None else argv, signals, known)
         signals.hold()  # nothing is left to be stopped
     except KeyboardInterrupt as stop:
         signals.hold()
-        report_failure(known.flags, "cancelled", exit_code_of(stop))
         code = exit_code_of(stop)
+        if known.events is not None and known.events.exit_code is not None:
+            code = known.events.exit_code  # it came behind the result, which is out
+        else:
+            report_failure(known, "cancelled", code)
     close_streams()
     return code
 
@@ -13484,23 +13528,34 @@ def attend(argv: Sequence[str], signals: Signals, known: argparse.Namespace) -> 
     try:
         gc.set_threshold(50_000)  # looking for garbage took a tenth of the start
         open_streams()
+        known.events = json_events(argv, signals)
         threading.excepthook = report_thread
         sys.unraisablehook = report_unraisable
         install_signals(signals)
-        known.settings, known.flags = load(argv, os.environ)
-        known.flags.ended = False
-        return run_command(known.settings, known.flags, signals)
+        known.settings, flags = load(argv, os.environ)
+        flags.events = known.events
+        return run_command(known.settings, flags, signals)
     except AgentError as error:
-        text = secrets_of(known.settings).mask(str(error))
-        report_failure(known.flags, text, error.exit_code)
+        report_failure(known, secrets_of(known.settings).mask(str(error)), error.exit_code)
         return error.exit_code
     except Exception as error:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None  # in a class body, or in the middle of argparse
         mask = secrets_of(known.settings).mask
         where = save_crash(error, mask)
-        report_failure(known.flags, mask(f"internal error: {error!r}; {where}"), 1)
+        report_failure(known, mask(f"internal error: {error!r}; {where}"), 1)
         return 1
+
+
+def json_events(argv: Sequence[str], signals: Signals) -> JsonScreen | None:
+    """What writes JSON to stdout, None for text; there before the command line is judged."""
+    wanted = wanted_format(argv)
+    if wanted == "text":
+        return None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
+    screen = Screen(sys.stdout, sys.stderr, streams=False)
+    return JsonScreen(sys.stdout, screen, signals, only_result=wanted == "json")
 
 
 def report_thread(arguments: threading.ExceptHookArgs) -> None:
@@ -13528,17 +13583,18 @@ def open_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def report_failure(flags: argparse.Namespace | None, text: str, exit_code: int) -> None:
-    """One line on stderr, and in a JSON format the result object."""
-    screen = Screen(sys.stdout, sys.stderr)
-    screen.line(f"agent: {clean(text)}")
-    if flags is not None and flags.output_format != "text" and not flags.ended:
-        only = flags.output_format == "json"
-        events = JsonScreen(sys.stdout, screen, only_result=only)
-        result = Result("cancelled" if exit_code >= 128 else "error", exit_code, text)
-        if not flags.began:
-            events.emit("init", **init_event(None))
-        events.emit("result", **dataclasses.asdict(result))
+def report_failure(known: argparse.Namespace, text: str, exit_code: int) -> None:
+    """What went wrong on stderr, and in a JSON format the result object."""
+    events, text = known.events, clean(text)
+    screen = events.screen if events else Screen(sys.stdout, sys.stderr)
+    screen.line(f"agent: {text}")
+    if events is None:
+        return
+    if not events.began:
+        events.emit("init", **init_event(None, known.settings))
+    result = Result("cancelled" if exit_code >= 128 else "error", exit_code, text)
+    result.session_id, result.usage = events.session_id, told_usage({})
+    events.emit("result", **dataclasses.asdict(result))
 
 
 def close_streams() -> None:
@@ -13582,8 +13638,8 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
     trouble = state_trouble(root)
     if flags.sessions or flags.explain_permission is not None:
         return show_list(settings, flags, screen)
-    one_shot = bool(flags.prompt) or not sys.stdin.isatty() or flags.print
-    prompt = read_prompt(flags.prompt, sys.stdin) if one_shot else ""
+    one_shot = bool(flags.prompt or flags.print or flags.events) or not sys.stdin.isatty()
+    prompt = read_prompt(flags.prompt, sys.stdin, screen) if one_shot else ""
     if one_shot and not prompt.strip():
         raise UsageError("no prompt: give one, or start agent in a terminal (see agent --help)")
     terminal = sys.stdin.isatty() and sys.stderr.isatty()
@@ -13593,13 +13649,13 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
     history = None if trouble else root / ".agent" / "history"
     person = Person(screen, sys.stdin, history, marks=marks)
     emit = screen.emit
-    if flags.output_format != "text":
-        screen.streams = False
-        emit = JsonScreen(sys.stdout, screen, only_result=flags.output_format == "json").emit
+    if flags.events is not None:
+        screen = flags.events.screen
+        emit = flags.events.emit
     ask = person.ask if there else None
     session = choose_session(settings, flags, root, screen, ask)
     agent = build_agent(settings, emit=emit, ask=ask, session=session, sleep=screen.countdown)
-    agent.signals, flags.began = signals, True
+    agent.signals = signals
     agent.one_shot |= one_shot
     try:
         prune_at_start(agent)
@@ -13636,14 +13692,15 @@ def explain_permission(settings: Settings, command: str, screen: Screen) -> None
         screen.write(sys.stdout, visible(place.secrets.mask(line)) + "\n")
 
 
-def init_event(agent: Agent | None) -> dict[str, Any]:
-    """The fields of the first event."""
+def init_event(agent: Agent | None, settings: Settings | None = None) -> dict[str, Any]:
+    """The fields of the first event, also of a run that came to no agent."""
+    known = settings or Settings()
     return {
         "session_id": agent.session.id if agent and agent.session.path else "",
-        "model": agent.client.model if agent else "",
-        "base_url": agent.client.endpoint if agent else "",
-        "root": str(agent.workspace.root) if agent else "",
-        "mode": agent.mode if agent else "",
+        "model": agent.client.model if agent else known.model,
+        "base_url": agent.client.endpoint if agent else known.endpoint if settings else "",
+        "root": str(agent.workspace.root) if agent else os.path.abspath(known.workspace),
+        "mode": agent.mode if agent else known.mode,
         "sandbox": agent.workspace.sandbox_state if agent else "off: nothing was started",
         "version": __version__,
     }
@@ -13653,18 +13710,24 @@ def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settin
     """Settings that can reach a model: a key, or a server on this machine. Raises KeyRefused."""
     if settings.api_key or is_local(settings.endpoint):
         return settings
-    chosen = settings.provider or settings.base_url
-    found = find_local_server() if search and not chosen else ""
-    if found:
+    found = find_local_server() if search else ""
+    if found and not (settings.provider or settings.base_url):
         screen.line(f"agent: no key is set; using {found} on this machine")
         return dataclasses.replace(settings, provider=found)
-    row = PROVIDERS.get(settings.provider or ("" if settings.base_url else "openai"))
-    names = f"{row.key_name} or AGENT_API_KEY" if row and row.key_name else "AGENT_API_KEY"
-    looked = f" (looked for {', '.join(LOCAL_PROVIDERS)} here)" if search and not chosen else ""
-    raise KeyRefused(
-        f"no key for {settings.endpoint}: set {names}, or name a local server, e.g."
-        f" --provider ollama{looked}; agent --demo needs no key"
+    dry = dataclasses.replace(settings, model="-", sandbox="off", max_budget_usd=0.0)
+    build_agent(dataclasses.replace(dry, save_session=False)).close()  # a usage error is stronger
+    missing = f"no key for {settings.endpoint}"
+    if not search:
+        raise KeyRefused(f"{missing}: {settings.key_place}; agent --demo needs none")
+    ports = {name: urlsplit(PROVIDERS[name].base_url).port for name in LOCAL_PROVIDERS}
+    looked = ", ".join(f"{name} ({port})" for name, port in ports.items())
+    came = f"{found} runs: --provider {found}" if found else "none runs here"
+    lines = (
+        missing,
+        f"{settings.key_place}, or another --provider",
+        f"looked for {looked}: {came}",
     )
+    raise KeyRefused("\n  ".join([*lines, "agent --demo shows it all without a key"]))
 
 
 def choose_session(
@@ -13676,11 +13739,7 @@ def choose_session(
 ) -> Session | None:
     """The session that the flags name, opened; None for a new one."""
     if flags.resume is None:
-        if flags.fork:
-            raise UsageError("--fork goes with --resume or --continue")
         return None
-    if not settings.save_session:
-        raise UsageError("--no-session and --resume exclude each other")
     if trouble := state_trouble(root):
         raise SessionError(trouble)
     folder = root / ".agent" / "sessions"
@@ -13708,61 +13767,71 @@ def prune_at_start(agent: Agent) -> None:
         agent.emit("notice", level="info", text=text)
 
 
-def read_prompt(words: Sequence[str], stdin: Any) -> str:
-    """The prompt of a one-shot run, with what is piped in (CONTRACT, "Command line")."""
-    prompt = " ".join(words)
-    if prompt == "-" or not words:
-        prompt = clean(stdin.buffer.read().decode("utf-8", "replace"))
-    else:
-        piped = read_ready(stdin).decode("utf-8", "replace")
-        prompt = f"{prompt}\n\n{piped}" if piped.strip() else prompt
-    return clean(prompt)
+def read_prompt(words: Sequence[str], stdin: Any, screen: Screen) -> str:
+    """The prompt of a one-shot run, with what is piped in (CONTRACT, "Command line").
+
+    Raises UsageError.
+    """
+    if not words and stdin.isatty():  # with -p or a JSON format nobody is waited for
+        return ""
+    whole = words in ([], ["-"])
+    prompt = "" if whole else " ".join(words)
+    data, cut = read_stdin(stdin, whole=whole)
+    if cut:
+        screen.line(f"agent: the prompt has the first {len(data):,} bytes of stdin: {cut}")
+    piped = data.decode("utf-8", "replace")
+    return clean("\n\n".join(text for text in (prompt, piped) if text.strip()))
 
 
 PIPE_BYTES = 10_000_000  # of piped data that are read beside a prompt
 PIPE_SECONDS = 1.0  # how long piped data may take to arrive, beside a prompt
+PIPE_MOST_SECONDS = 10.0  # for a pipe that never falls silent
 
 
-def read_ready(stdin: Any) -> bytes:
-    """Data that waits on stdin; a terminal, a silent pipe and a file in use are left alone.
+def read_stdin(stdin: Any, *, whole: bool) -> tuple[bytes, str]:
+    """Data on stdin, and why there may be more. Raises UsageError.
 
-    A regular file counts only at its beginning: in `while read x; do agent "$x"; done <list` it
-    belongs to the loop.
+    `whole`: to its end. Else a terminal, a silent pipe and a file in use are left alone. A regular
+    file counts only at its beginning: in `while read x; do agent "$x"; done <list` it belongs to
+    the loop.
     """
+    pieces: list[bytes] = []
     try:
-        descriptor = stdin.fileno()
+        descriptor, end = stdin.fileno(), time.monotonic() + PIPE_MOST_SECONDS
         mode = os.fstat(descriptor).st_mode
-        if stat.S_ISREG(mode):
-            fresh = os.lseek(descriptor, 0, os.SEEK_CUR) == 0
-            return bytes(stdin.buffer.read()) if fresh else b""
-        if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-            return b""
-        pieces: list[bytes] = []
-        while (
-            sum(map(len, pieces)) < PIPE_BYTES
-            and select.select([descriptor], [], [], PIPE_SECONDS)[0]
-        ):
+        fresh = stat.S_ISREG(mode) and os.lseek(descriptor, 0, os.SEEK_CUR) == 0
+        if not (whole or fresh or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+            return b"", ""
+        while whole or sum(map(len, pieces)) <= PIPE_BYTES:
+            wait = None if whole else max(0.0, min(PIPE_SECONDS, end - time.monotonic()))
+            if not select.select([descriptor], [], [], wait)[0]:
+                return b"".join(pieces), "its writer is not done" if pieces else ""
             pieces.append(os.read(descriptor, 1 << 20))
             if not pieces[-1]:
-                break
-        return b"".join(pieces)
-    except (OSError, ValueError):  # stdin is closed
-        return b""
+                return b"".join(pieces), ""
+        return b"".join(pieces)[:PIPE_BYTES], "it holds more than that"
+    except (OSError, ValueError) as error:
+        if whole:
+            raise UsageError(f"stdin can not be read: {error}") from error
+        return b"".join(pieces), ""
 
 
 def run_once(agent: Agent, prompt: str, screen: Screen, flags: argparse.Namespace) -> int:
     """One prompt: the answer on stdout, everything else on stderr; returns the exit code."""
+    screen.streams &= not flags.print
     result = agent.run(prompt)
-    flags.ended = True
     screen.end_line()
     if flags.output_format == "text" and result.text and not screen.streams:
-        screen.write(sys.stdout, clean(result.text) + "\n")
+        show = visible if sys.stdout.isatty() else clean
+        screen.write(sys.stdout, show(result.text) + "\n")
     if not screen.failure:
         screen.figures(agent)
     for row in {encode([row["name"], row["arguments"]]): row for row in result.denied}.values():
         show_refusal(row, screen)
     if result.exit_code in (1, 53, 75, 77) and result.session_id:
-        screen.line(f"agent: to go on: agent --resume {result.session_id}")
+        place = agent.settings.workspace
+        where = "" if place == "." else f" --workspace {shlex.quote(place)}"
+        screen.line(f"agent: to go on: agent{where} --resume {result.session_id}")
     if screen.failure and not result.exit_code:
         raise AgentError(f"the answer could not be written: {screen.failure}")
     return result.exit_code
