@@ -374,8 +374,8 @@ class Settings:
         if not self.api_key:
             return f"set {' or '.join(names[1:2] + names[:1])} (also in {file})"
         name = next((n for n in names if self.keys.get(n, "").strip() == self.api_key), "")
-        place = "the environment" if self.environ.get(name) else file
-        return f"it is {name} of {place}" if name else "it was given as Settings.api_key"
+        place = f"{name} in {'the environment' if self.environ.get(name) else file}"
+        return f"it came from {place if name else 'Settings.api_key'}"
 
 
 def is_amount(value: Any) -> bool:
@@ -3250,9 +3250,10 @@ class Client:
             if listed and self.model not in (*listed, *(n.removeprefix("models/") for n in listed)):
                 near = ", ".join(nearest(self.model, listed))
                 hint = self.mask(f"the nearest of its models: {near} (--model)")
-            elif not listed and not self._no_model(error):
-                hint = root_hint(self.endpoint)
-        error.args = (f"{error}; {hint}" if hint else str(error),)
+            elif not listed:
+                no_model = self._no_model(error)
+                hint = "name another with --model" if no_model else root_hint(self.endpoint)
+        error.args = (f"{str(error).rstrip('.')}; {hint}" if hint else str(error),)
         return error
 
     def _no_model(self, error: ProviderError) -> bool:
@@ -3668,16 +3669,19 @@ def web_page_text(endpoint: str) -> str:
 
 def redirect_text(endpoint: str, asked: str, target: str) -> str:
     """Where a redirect leads, and the base URL to set; it is not followed, for the key's sake."""
-    goal, path = urljoin(asked, target), asked.removeprefix(endpoint)
-    if not target or not is_web_address(goal):
+    try:
+        parts = urlsplit(urljoin(asked, target))
+    except ValueError:
+        parts = urlsplit("")
+    if not target or not is_web_address(parts.geturl()):
         return f"{endpoint} redirects to nowhere; {root_hint(endpoint)}"
-    parts = urlsplit(goal)
-    host = parts.netloc.rpartition("@")[2]
+    host, path = parts.netloc.rpartition("@")[2], asked.removeprefix(endpoint)
     root = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
     if root.endswith(path) and root != asked:
         return f"{endpoint} redirects to {root}: set --base-url {root.removesuffix(path)}"
     guess = f"{parts.scheme}://{host}/v1"
-    return f"{endpoint} redirects to {root[:200]}, no API (a login page?): set --base-url {guess}"
+    hint = f"perhaps --base-url {guess}" if guess != endpoint else "check the base URL"
+    return f"{endpoint} redirects to {root[:200]}, which is not its API (a login page?); {hint}"
 
 
 PROXY_LOGIN = "wants a name and a password (407): http://NAME:PASSWORD@HOST:PORT"
@@ -3691,7 +3695,7 @@ def proxy_of(url: str) -> str:
     proxy = select_proxy(url, found) or ""
     name = next((name for name, value in found.items() if value == proxy), "")
     shown = re.sub(r"^(\w+://)?.*@", r"\1", proxy)  # without its password
-    return f"the proxy {shown} ({name.upper()}_PROXY)" if proxy else ""
+    return f"the proxy {shown} of {name.upper()}_PROXY" if proxy else ""
 
 
 def network_error(
@@ -3732,7 +3736,7 @@ def connection_reason(error: Exception, endpoint: str) -> str:
         hint = f"is the server started{start}?" if is_local(endpoint) else "check the base URL"
         return f"nothing listens at {place}: {hint}"
     if "resolve" in text or "Name or service" in text:
-        return f"the name {parts.hostname} is not known: check the network and the base URL"
+        return f"{place}: the name is not known: check the network and the base URL"
     if "unreachable" in text or "No route" in text:
         return f"{place} can not be reached: check the network"
     return f"the connection to {place} broke ({name})"
