@@ -13725,12 +13725,8 @@ def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settin
         raise KeyRefused(f"{missing}: {settings.key_place}; agent --demo needs none")
     ports = {name: urlsplit(PROVIDERS[name].base_url).port for name in LOCAL_PROVIDERS}
     looked = ", ".join(f"{name} ({port})" for name, port in ports.items())
-    came = f"{found} runs: --provider {found}" if found else "none runs here"
-    lines = (
-        missing,
-        f"{settings.key_place}, or another --provider",
-        f"looked for {looked}: {came}",
-    )
+    came = f"{found} runs (--provider {found})" if found else "none"
+    lines = (missing, f"{settings.key_place} or --provider", f"looked for {looked}: {came}")
     raise KeyRefused("\n  ".join([*lines, "agent --demo shows it all without a key"]))
 
 
