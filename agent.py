@@ -3248,7 +3248,7 @@ class Client:
         if error.status in (404, 405) or (error.status in (400, 422) and self._no_model(error)):
             listed = model_ids(self._ask(f"{self.endpoint}/models", None))
             if listed and self.model not in (*listed, *(n.removeprefix("models/") for n in listed)):
-                near = ", ".join(nearest(self.model, listed))
+                near = ", ".join(near_models(self.model, listed))
                 hint = self.mask(f"the nearest of its models: {near} (--model)")
             elif not listed:
                 no_model = self._no_model(error)
@@ -3486,11 +3486,13 @@ class Client:
                 raise failure from error
             reason = self.mask(str(failure))
             raise TryLater(f"its models can not be listed: {reason}") from error
+        if answer.status_code == 200 and answer.content.lstrip().startswith(b"<"):
+            raise ProviderError(web_page_text(self.endpoint))
         value = json_or_none(answer.content) if answer.status_code == 200 else None
         listed = model_ids(value)
         if listed is None:
-            what = f"{answer.status_code}" if value is None else "no list in its answer"
-            hint = root_hint(self.endpoint)
+            what = answer.status_code if value is None else "no list in its answer"
+            hint = f"name one with --model, or {root_hint(self.endpoint)}"
             raise ProviderError(f"{self.endpoint} lists no models ({what}); {hint}")
         self.listed |= prices_in(value)
         return listed
@@ -3644,7 +3646,7 @@ def model_ids(answer: Any) -> list[str] | None:
     return [str(row["id"]) for row in rows]
 
 
-def nearest(model: str, listed: Sequence[str]) -> list[str]:
+def near_models(model: str, listed: Sequence[str]) -> list[str]:
     """The three ids most like what was asked for, with or without the part before the slash."""
     forms = {form.casefold(): name for name in listed for form in (name.rpartition("/")[2], name)}
     close = difflib.get_close_matches(model.casefold(), forms, n=6, cutoff=0.0)
@@ -13654,7 +13656,7 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
     person = Person(screen, sys.stdin, history, marks=marks)
     emit = screen.emit
     if flags.events is not None:
-        screen = flags.events.screen
+        screen.streams, flags.events.screen = False, screen
         emit = flags.events.emit
     ask = person.ask if there else None
     session = choose_session(settings, flags, root, screen, ask)
