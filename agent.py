@@ -212,6 +212,7 @@ AGENTS_MD_BYTES = 32 * 1024  # of all AGENTS.md files together
 MODES = ("plan", "ask", "auto")
 RULES = ("allow", "ask", "deny")
 SANDBOX = ("auto", "on", "off")  # auto: on in mode auto where it works
+FORMATS = ("text", "json", "stream-json")
 HOOK_EVENTS = ("before_tool", "after_tool", "on_stop")
 
 
@@ -356,10 +357,27 @@ class Settings:
                 raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
 
     @property
+    def row(self) -> Provider:
+        """The provider; for an unknown base URL one that has only that."""
+        name = self.provider or ("" if self.base_url else "openai")
+        return PROVIDERS.get(name) or Provider(self.base_url)
+
+    @property
     def endpoint(self) -> str:
         """The root of the API, without a slash at its end."""
-        row = PROVIDERS[self.provider or "openai"]
-        return (self.base_url or row.base_url).rstrip("/")
+        return (self.base_url or self.row.base_url).rstrip("/")
+
+    @property
+    def key_place(self) -> str:
+        """Where the key stands, or can be put, for who has to change it."""
+        folder, home = str(config_folder(self.environ)), self.environ.get("HOME") or "~"
+        file = f"{'~' + folder.removeprefix(home) if folder.startswith(home) else folder}/env"
+        names = key_names(self.row)
+        if not self.api_key:
+            return f"set {' or '.join(names[1:2] + names[:1])} (also in {file})"
+        name = next((n for n in names if self.keys.get(n, "").strip() == self.api_key), "")
+        place = f"{name} in {'the environment' if self.environ.get(name) else file}"
+        return f"it came from {place if name else 'Settings.api_key'}"
 
 
 def is_amount(value: Any) -> bool:
@@ -370,7 +388,8 @@ def is_amount(value: Any) -> bool:
 def is_web_address(url: str) -> bool:
     """Whether a URL can be asked: http or https, and a host."""
     try:
-        return bool(re.match(r"https?://[^/\s]+", url) and urlsplit(url).hostname)
+        parts = urlsplit(url)
+        return bool(re.match(r"https?://[^/\s]+", url) and parts.hostname and parts.port != 0)
     except ValueError:
         return False
 
@@ -533,10 +552,14 @@ def choose_endpoint(
     return {"provider": provider, "base_url": base_url, "api_key": find_key(row, environ)}
 
 
+def key_names(row: Provider) -> list[str]:
+    """The variables that may hold the key for a provider, the strongest first."""
+    return [name for name in ("AGENT_API_KEY", row.key_name, "OPENAI_API_KEY") if name]
+
+
 def find_key(row: Provider, environ: Mapping[str, str]) -> str:
     """The key for a provider: AGENT_API_KEY, its own variable, OPENAI_API_KEY."""
-    names = ("AGENT_API_KEY", row.key_name, "OPENAI_API_KEY")
-    return next((environ[name] for name in names if name and environ.get(name)), "").strip()
+    return next((environ[n] for n in key_names(row) if environ.get(n)), "").strip()
 
 
 class Parser(argparse.ArgumentParser):
@@ -571,9 +594,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--exclude-tools", type=split_names, metavar="A,B", help="not these tools")
     add("-w", "-C", "--workspace", metavar="DIR", help="the workspace root (default: here)")
     add("-p", "--print", action="store_true", help="one-shot; stdout: only the final answer")
-    formats = ("text", "json", "stream-json")
-    add("--output-format", choices=formats, default="text", help="of a one-shot run's stdout")
-    add("--json", dest="output_format", action="store_const", const=formats[2], help="stream-json")
+    add("--output-format", choices=FORMATS, default="text", help="of a one-shot run's stdout")
+    add("--json", dest="output_format", action="store_const", const=FORMATS[2], help="stream-json")
     add("--max-turns", "--max-steps", type=int, metavar="N", help="model steps (default: 100)")
     number, amount = positive(int), positive(float)
     add("--max-tokens-total", type=number, metavar="N", help="tokens, as long as the agent runs")
@@ -615,7 +637,6 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
             word = f"\0{len(kept) - 1}"
         words.append(word)
     found = parser.parse_intermixed_args(words)
-    found.began = False  # nothing has been reported yet
     for name, value in vars(found).items():
         if isinstance(value, str):
             setattr(found, name, kept.get(value, value))
@@ -625,9 +646,31 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     return found
 
 
+def wanted_format(argv: Sequence[str]) -> str:
+    """The output format that a command line asks for, also one that is wrong elsewhere."""
+    words, found = list(argv), FORMATS[0]
+    while words and (word := words.pop(0)) != "--":
+        name = words[0] if word == "--output-format" and words else word.split("=")[-1]
+        if word == "--json" or (word.startswith("--output-format") and name in FORMATS):
+            found = FORMATS[2] if word == "--json" else name
+    return found
+
+
+def refuse_mixed(flags: argparse.Namespace) -> None:
+    """Flags that make no sense together. Raises UsageError."""
+    shows = flags.demo or flags.sessions or flags.explain_permission is not None
+    if flags.fork and flags.resume is None:
+        raise UsageError("--fork goes with --resume or --continue")
+    if flags.no_session and flags.resume is not None:
+        raise UsageError("--no-session and --resume exclude each other")
+    if shows and flags.output_format != "text":
+        raise UsageError("a JSON format goes with a prompt alone")
+
+
 def load(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, argparse.Namespace]:
     """Settings from every layer, and what else the command line asked for. Raises UsageError."""
     flags = parse_command_line(argv)
+    refuse_mixed(flags)
     folder = config_folder(environ)
     merged = {**read_env_file(folder / "env"), **environ}
     config = {} if flags.bare else read_config(folder / "config.toml")
@@ -2770,6 +2813,12 @@ ADAPTATIONS = (
     ("flatten", any_of(r"\btool", r"\bfunction", r"\bmessages\b", "turn")),
 )
 HOPELESS = any_of("does not support tools")
+# A bad request that may mean a model that is not there: the endpoint's own list decides.
+WRONG_MODEL = any_of(
+    "model_not_|invalid_model|unknown_model",
+    r"\bmodels?\b.{0,160}\b(not (found|exist|supported|available|a valid)|does(n.t| not) exist)",
+    r"\b(invalid|unknown|no such|not found|not a valid|unable to access)\b.{0,40}\bmodel",
+)
 
 
 # The kind of an error inside a 200, told in words.
@@ -3041,6 +3090,7 @@ class Client:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] | None = None,
     ) -> None:
+        self.settings = settings  # as they were when it was made
         self.endpoint = settings.endpoint
         self.window = settings.context  # tokens, 0: not told
         self.model = settings.model
@@ -3079,6 +3129,8 @@ class Client:
             # An auth callable: without one, requests would take a key out of ~/.netrc.
             self._http.auth = self._authorize
             self._http.trust_env = not is_local(self.endpoint)  # no proxy between us and localhost
+            names = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # which without trust nobody reads
+            self._http.verify = next(filter(None, map(self.settings.environ.get, names)), True)
         return self._http
 
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -3155,11 +3207,11 @@ class Client:
                 self._compare(reply)
                 reply.sent = len(body) // 4
                 return reply
-            except (KeyRefused, ContextOverflow):
+            except ContextOverflow:
                 raise
             except ProviderError as error:
-                if not self._adapt(error.told, transcript, tools):
-                    raise self._full_window(error, body) from error
+                if isinstance(error, KeyRefused) or not self._adapt(error.told, transcript, tools):
+                    raise self._advised(self._full_window(error, body)) from error
             except Transient as failure:
                 if failure.told and self._adapt(failure.told, transcript, tools, last=False):
                     continue
@@ -3194,6 +3246,23 @@ class Client:
         full = self.window and len(body) // 4 > 0.85 * self.window
         bare = error.status == 400 and type(error) is ProviderError
         return ContextOverflow(str(error), error.status) if full and bare else error
+
+    def _advised(self, error: ProviderError) -> ProviderError:
+        """The error with the next step: where the key is set, the nearest models, another URL."""
+        hint = self.settings.key_place if isinstance(error, KeyRefused) else ""
+        if error.status in (404, 405) or (error.status in (400, 422) and self._no_model(error)):
+            listed = self.known_models()
+            if listed and not lists_model(listed, self.model):
+                near = ", ".join(near_models(self.model, listed))
+                hint = self.mask(f"the nearest of its models: {near} (--model)")
+            elif not listed:
+                no_model = self._no_model(error)
+                hint = "name another with --model" if no_model else root_hint(self.endpoint)
+        error.args = (f"{str(error).rstrip('.')}; {hint}" if hint else str(error),)
+        return error
+
+    def _no_model(self, error: ProviderError) -> bool:
+        return bool(WRONG_MODEL.search(error.told))
 
     def _notice_cut_prompt(self, reply: Reply, body: bytes) -> None:
         """Ollama cuts a prompt that is too long without a word; its own count shows it."""
@@ -3258,34 +3327,28 @@ class Client:
                 reply = self._read(response, offered)
                 self.reused = read_out(response)
                 return reply
-        except requests.exceptions.SSLError as error:
-            hint = "REQUESTS_CA_BUNDLE names a file with other authorities"
-            raise ProviderError(f"no secure connection to {url}: {error}; {hint}") from error
-        except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
-            raise ProviderError(f"can not use {url}: {error}") from error
-        except (
-            requests.exceptions.RequestException,
-            urllib3.exceptions.HTTPError,
-            zlib.error,
-        ) as error:
+        except (OSError, urllib3.exceptions.HTTPError, zlib.error) as error:
             stale = self.reused and isinstance(error, requests.exceptions.ConnectionError)
             stale = stale and not isinstance(error, requests.exceptions.Timeout)
             self.reused = False
-            raise Transient(connection_reason(error, self.endpoint), stale=stale) from error
+            raise network_error(error, self.endpoint, stale=stale) from error
 
     def _check(self, response: requests.Response) -> None:
         """Raise for every answer that is not a 200 with something to read."""
         status = response.status_code
         if 300 <= status < 400:
-            target = response.headers.get("Location", "nowhere")
-            text = f"{self.endpoint} redirects to {target}; set the base URL to that"
+            text = redirect_text(self.endpoint, response.url, response.headers.get("Location", ""))
             raise ProviderError(self.mask(text), status)
+        if status == 407:
+            raise ProviderError(f"{proxy_of(self.endpoint)} {PROXY_LOGIN}", status)
         if status != 200:
             raise self._failure(status, response.content, response.headers)
 
     def _failure(self, status: int, raw: bytes, headers: Mapping[str, str]) -> Exception:
         text = self.mask(b"".join(inflate([raw])).decode("utf-8", "replace"))
         body = json_or_none(text)
+        if text.lstrip().startswith("<") and (proxy := proxy_of(self.endpoint)):
+            text += f" (through {proxy})"
         if body is None:
             events = list(read_events(read_lines([text.encode("utf-8", "replace")])))
             body = events[0][1] if events else re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", text))
@@ -3363,7 +3426,7 @@ class Client:
                 b"\xef\xbb\xbf"
             )
             if first.lstrip().startswith(b"<"):
-                raise ProviderError(f"{self.endpoint} sent a web page: check the base URL")
+                raise ProviderError(web_page_text(self.endpoint))
             if not first:
                 raise Transient("the stream was empty", empty=True)
             for name, text in read_events(itertools.chain([first], lines)):
@@ -3414,43 +3477,38 @@ class Client:
 
     def models(self) -> list[str]:
         """The model ids that the endpoint lists. Raises ProviderError, or TryLater unreached."""
-        import requests
-
         try:
             answer = self.session().get(
                 f"{self.endpoint}/models", timeout=CONNECT_SECONDS, allow_redirects=False
             )
-            if answer.status_code in (401, 403):
-                raise self._failure(answer.status_code, answer.content, answer.headers)
-            if answer.status_code != 200:
-                raise ProviderError(f"{self.endpoint} lists no models ({answer.status_code})")
-            listed = answer.json()["data"]
-            self.listed |= prices_in({"data": listed})
-            self.ids = [str(row["id"]) for row in listed]
-            return self.ids
-        except requests.exceptions.ConnectionError as error:
-            reason = self.mask(connection_reason(error, self.endpoint))
+            if answer.status_code in (401, 403, 407) or 300 <= answer.status_code < 400:
+                self._check(answer)
+        except KeyRefused as error:
+            raise self._advised(error) from error
+        except OSError as error:
+            failure = network_error(error, self.endpoint)
+            if isinstance(failure, ProviderError):
+                raise failure from error
+            reason = self.mask(str(failure))
             raise TryLater(f"its models can not be listed: {reason}") from error
-        except (
-            requests.exceptions.RequestException,
-            LookupError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as error:
-            raise ProviderError(
-                f"{self.endpoint} lists no models (no list in its answer)"
-            ) from error
+        if answer.status_code == 200 and answer.content.lstrip().startswith(b"<"):
+            raise ProviderError(web_page_text(self.endpoint))
+        value = json_or_none(answer.content) if answer.status_code == 200 else None
+        listed = model_ids(value)
+        if listed is None:
+            what = answer.status_code if value is None else "no list in its answer"
+            hint = f"name one with --model, or {root_hint(self.endpoint)}"
+            raise ProviderError(f"{self.endpoint} lists no models ({what}); {hint}")
+        self.listed |= prices_in(value)
+        self.ids = listed
+        return listed
 
     def known_models(self) -> list[str]:
         """The ids for hints and completion: asked for once, [] when the endpoint tells none."""
         if self.ids is None:
-            self.ids = []
-            listed = self._ask(f"{self.endpoint}/models", None)
-            self.listed |= prices_in(listed)
-            rows = listed.get("data") if isinstance(listed, dict) else None
-            for row in rows if isinstance(rows, list) else ():
-                self.ids += [str(row["id"])] if isinstance(row, dict) and "id" in row else []
+            answer = self._ask(f"{self.endpoint}/models", None)
+            self.listed |= prices_in(answer)
+            self.ids = model_ids(answer) or []
         return self.ids
 
     def read_window(self) -> int:
@@ -3477,16 +3535,18 @@ class Client:
         return found
 
     def _ask(self, url: str, question: Any) -> Any:
-        """The JSON of a side question, None when there is none."""
-        import requests
+        """The JSON of a side question, None when there is none in time."""
+        import urllib3
 
         method = "GET" if question is None else "POST"
+        end = self.clock() + SIDE_SECONDS
         try:
-            answer = self.session().request(
-                method, url, json=question, timeout=SIDE_SECONDS, allow_redirects=False
-            )
-            return json_or_none(answer.content) if answer.status_code == 200 else None
-        except requests.exceptions.RequestException:
+            with self.session().request(
+                method, url, json=question, timeout=SIDE_SECONDS, allow_redirects=False, stream=True
+            ) as answer:
+                pieces = itertools.takewhile(lambda _: self.clock() < end, arriving(answer))
+                return json_or_none(b"".join(pieces)) if answer.status_code == 200 else None
+        except (OSError, urllib3.exceptions.HTTPError):
             return None
 
     def first_model(self) -> str:
@@ -3589,21 +3649,126 @@ def masked(error: ProviderError | Transient, mask: Callable[[str], str]) -> Exce
     return error
 
 
+# -- what the user can do about it
+
+
+def model_ids(answer: Any) -> list[str] | None:
+    """The ids in an answer of /models, None when it is none."""
+    rows = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(r, dict) and "id" in r for r in rows):
+        return None
+    return [str(row["id"]) for row in rows]
+
+
+def lists_model(listed: Iterable[str], model: str) -> bool:
+    """Whether the ids hold this one, also as Gemini and Ollama spell it."""
+    return not {model, f"models/{model}", f"{model}:latest"}.isdisjoint(listed)
+
+
+def near_models(model: str, listed: Sequence[str]) -> list[str]:
+    """The three ids most like what was asked for, with or without the part before the slash."""
+    forms = {form.casefold(): name for name in listed for form in (name.rpartition("/")[2], name)}
+    close = difflib.get_close_matches(model.casefold(), forms, n=6, cutoff=0.0)
+    return list(dict.fromkeys(forms[form] for form in close))[:3]
+
+
+def root_hint(endpoint: str) -> str:
+    """What the base URL should perhaps be."""
+    root = endpoint.removesuffix("/models").removesuffix("/chat/completions")
+    if root == endpoint and not re.search(r"/(v\d\w*|openai)$", endpoint):
+        root = f"{endpoint}/v1"
+    return "check the base URL" + (f": perhaps --base-url {root}" if root != endpoint else "")
+
+
+def web_page_text(endpoint: str) -> str:
+    """What a page in place of an answer means."""
+    proxy = proxy_of(endpoint)
+    return (
+        f"{endpoint} sent a web page{f' (through {proxy})' if proxy else ''}; {root_hint(endpoint)}"
+    )
+
+
+def redirect_text(endpoint: str, asked: str, target: str) -> str:
+    """Where a redirect leads, and the base URL to set; it is not followed, for the key's sake."""
+    try:
+        parts = urlsplit(urljoin(asked, target))
+    except ValueError:
+        parts = urlsplit("")
+    if not target or not is_web_address(parts.geturl()):
+        return f"{endpoint} redirects to nowhere; {root_hint(endpoint)}"
+    host, path = parts.netloc.rpartition("@")[2], asked.removeprefix(endpoint)
+    root = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
+    if root.endswith(path) and root != asked:
+        return f"{endpoint} redirects to {root}: set --base-url {root.removesuffix(path)}"
+    guess = f"{parts.scheme}://{host}/v1"
+    hint = f"perhaps --base-url {guess}" if guess != endpoint else "check the base URL"
+    return f"{endpoint} redirects to {root[:200]}, which is not its API (a login page?); {hint}"
+
+
+PROXY_LOGIN = "wants a name and a password (407): http://NAME:PASSWORD@HOST:PORT"
+
+
+def proxy_of(url: str) -> str:
+    """The proxy between us and a URL with the variable that names it; "" for none."""
+    from requests.utils import get_environ_proxies, select_proxy
+
+    found = {} if is_local(url) else get_environ_proxies(url)
+    proxy = select_proxy(url, found) or ""
+    name = next((name for name, value in found.items() if value == proxy), "")
+    shown = re.sub(r"^(\w+://)?.*@", r"\1", proxy)  # without its password
+    return f"the proxy {shown} of {name.upper()}_PROXY" if proxy else ""
+
+
+def network_error(
+    error: Exception, endpoint: str, *, stale: bool = False
+) -> ProviderError | Transient:
+    """What a connection that failed means: worth another try, or for the user to mend."""
+    import requests
+
+    text, invalid = str(error), (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)
+    if isinstance(error, requests.exceptions.ProxyError) and "407" in text:
+        return ProviderError(f"{proxy_of(endpoint)} {PROXY_LOGIN}", 407)
+    if isinstance(error, requests.exceptions.SSLError) and "EOF" not in text:
+        found = re.search(r"\[SSL[^]]*\] ?([^'\"]*?)( \(_ssl|['\"]|$)", text)
+        hint = "REQUESTS_CA_BUNDLE names a file with more authorities"
+        if "WRONG_VERSION" in text or "record layer" in text:
+            hint = f"perhaps it is http://, not https:// ({hint})"
+        reason = found[1] if found else text
+        return ProviderError(f"no secure connection to {endpoint}: {reason}; {hint}")
+    if isinstance(error, invalid) or "CA certificate bundle" in text:
+        proxy = proxy_of(endpoint)
+        return ProviderError(f"can not use {endpoint}{' through ' * bool(proxy)}{proxy}: {text}")
+    return Transient(connection_reason(error, endpoint), stale=stale)
+
+
 def connection_reason(error: Exception, endpoint: str) -> str:
-    """A network failure in a few words."""
-    name, text = type(error).__name__, str(error)
+    """A network failure in a few words, with the host, the port and what to look at."""
+    name, text, parts = type(error).__name__, str(error), urlsplit(endpoint)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    place = f"{parts.hostname}:{port}"
     if "Proxy" in name:
-        return f"the proxy in the way of {endpoint} failed"
+        proxy = proxy_of(endpoint) or "the proxy"
+        return f"{proxy} does not lead to {place}: check it, or set NO_PROXY={parts.hostname}"
     if "Timeout" in name or "timed out" in text:
-        return f"no answer from {endpoint} in time"
+        return f"no answer from {place} in time"
     if "refused" in text:
-        return f"nothing listens at {endpoint}"
+        local = [n for n in LOCAL_PROVIDERS if urlsplit(PROVIDERS[n].base_url).port == port]
+        start = f" ({LOCAL_PROVIDERS[local[0]]})" if local else ""
+        hint = f"is the server started{start}?" if is_local(endpoint) else "check the base URL"
+        return f"nothing listens at {place}: {hint}"
     if "resolve" in text or "Name or service" in text:
-        return f"the host of {endpoint} is not known"
-    return f"the connection to {endpoint} broke ({name})"
+        return f"{place}: the name is not known: check the network and the base URL"
+    if "unreachable" in text or "No route" in text:
+        return f"{place} can not be reached: check the network"
+    return f"the connection to {place} broke ({name})"
 
 
-LOCAL_PROVIDERS = ("ollama", "lmstudio", "llamacpp", "vllm")
+LOCAL_PROVIDERS = {  # and how each is started
+    "ollama": "ollama serve",
+    "lmstudio": "lms server start",
+    "llamacpp": "llama-server",
+    "vllm": "vllm serve",
+}
 PROBE_SECONDS = 1.0  # only what listens and is silent takes so long
 
 
@@ -7718,7 +7883,7 @@ class ShellTools:
         self.output_folder: Path | None = None  # `.agent/output/<session>/`
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.held = ""  # the beginning of an escape whose end has not come yet
-        self.call_id = ""  # of the running call: names the output file and the events
+        self.call_id = ""  # of the running call, for the events; also names the output file
 
     @tool(needs="run")
     def bash(self, command: str, timeout: int = 60, network: bool = False) -> str:
@@ -7735,7 +7900,8 @@ class ShellTools:
 
     def run(self, command: str, seconds: int, *, network: bool = False) -> tuple[int | None, str]:
         """The exit code of a command, None when its time was up, and its output with the end."""
-        path = self.output_folder / f"{self.call_id}.txt" if self.output_folder else None
+        name = re.sub(r"[^\w-]", "_", self.call_id)[:80]
+        path = self.output_folder / f"{name}.txt" if self.output_folder else None
         capture = Capture(path)
         self.decoder.reset()
         self.held = ""
@@ -11461,7 +11627,7 @@ class Agent:
         """Run an approved call, which was marked and saved before if it can have effects."""
         try:
             if one.made.needs == "run":
-                self.shell.call_id = re.sub(r"[^\w-]", "_", one.call.id)[:80]
+                self.shell.call_id = one.call.id
             if one.plan:
                 self.workspace.journal.call = one.call.id
                 one.value = self.attempt(functools.partial(self.workspace.apply, one.plan))
@@ -12513,20 +12679,39 @@ class Screen:
 
 
 class JsonScreen:
-    """Events as JSON lines (`stream-json`), or the result alone (`json`), and all on `screen`."""
+    """Events as JSON lines (`stream-json`), or the result alone (`json`), and all on `screen`.
 
-    def __init__(self, out: Any, screen: Screen, *, only_result: bool) -> None:
+    No signal cuts a line, and behind the result none comes.
+    """
+
+    def __init__(self, out: Any, screen: Screen, signals: Signals, *, only_result: bool) -> None:
         self.out = out
         self.screen = screen
+        self.signals = signals
         self.only_result = only_result
+        self.session_id = ""  # as `init` told it
+        self.began = False
+        self.exit_code: int | None = None  # as the result told it
 
     def emit(self, kind: str, **data: Any) -> None:
         """Write one event as one line."""
-        self.screen.emit(kind, **data)
-        if self.only_result and kind != "result":
-            return
-        event = {"type": kind, "ts": round(time.time(), 3), **data}
-        self.screen.write(self.out, encode(clean_all(event)) + "\n")
+        with self.screen.lock:
+            self.screen.emit(kind, **data)
+            event = {"type": kind, "ts": round(time.time(), 3), **data}
+            if self.exit_code is None and (kind == "result" or not self.only_result):
+                main = threading.current_thread() is threading.main_thread()
+                with self.signals if main else contextlib.nullcontext():
+                    self.note(kind, data)
+                    self.screen.write(self.out, encode(clean_all(event)) + "\n")
+            else:
+                self.note(kind, data)
+
+    def note(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Remember that the first event was there, or the last one."""
+        if kind == "init":
+            self.began, self.session_id = True, data["session_id"]
+        elif kind == "result":
+            self.exit_code = data["exit_code"]
 
 
 def drain(stream: Any, wait: float = 0.0) -> str:
@@ -12951,7 +13136,9 @@ class Repl:
             return action
         names, word = self.names(), name.casefold()
         begins = [one for one in names if word and one.casefold().startswith(word)]
-        near = [SAME.get(word, ""), *begins, *nearest(word, names)]
+        folded = {one.casefold(): one for one in names}
+        near = [folded[one] for one in difflib.get_close_matches(word, folded, n=1)]
+        near = [SAME.get(word, ""), *begins, *near]
         found = next((one for one in near if one in names), "")
         hint = f"did you mean /{found}?" if found else "/help lists them"
         raise UsageError(f"there is no command /{name[:80]}; {hint}")
@@ -13047,12 +13234,10 @@ class Repl:
         self.screen.line(f"model: {client.mask(client.model)} at {client.endpoint}")
         for name in [] if argument else client.models():
             self.screen.line(f"  {client.mask(name)}")
-        # The last two are what Gemini and Ollama list.
-        names = {argument, f"models/{argument}", f"{argument}:latest"}
-        if argument and (listed := client.known_models()) and names.isdisjoint(listed):
-            near = ", ".join(nearest(argument, listed, 3, 0.5))
-            hint = f"; nearest: {client.mask(near)}" if near else " (/model lists what it has)"
-            self.screen.line(f"agent: the endpoint does not list this model{hint}")
+        listed = client.known_models() if argument else []
+        if listed and not lists_model(listed, argument):
+            near = client.mask(", ".join(near_models(argument, listed)))
+            self.screen.line(f"agent: the endpoint does not list this model; nearest: {near}")
 
     def do_provider(self, argument: str) -> None:
         """show the providers or change to one: /provider [NAME]"""
@@ -13278,13 +13463,6 @@ class Repl:
     def do_exit(self, _: str) -> None:
         """leave (also exit, Ctrl-D)"""
         self.leaving = True
-
-
-def nearest(word: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Those of the known words that are most like one that is not."""
-    folded = {one.casefold(): one for one in known}
-    found = difflib.get_close_matches(word.casefold(), folded, most, cutoff)
-    return [folded[one] for one in found]
 
 
 # -- custom commands: prompts in files
@@ -13701,14 +13879,17 @@ WAKE_SECONDS = (0.01, 0.04, 0.2)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program; returns its exit code."""
-    signals, known = Signals(), argparse.Namespace(flags=None, settings=None)
+    signals, known = Signals(), argparse.Namespace(settings=None, events=None)
     try:
         code = attend(sys.argv[1:] if argv is None else argv, signals, known)
         signals.hold()  # nothing is left to be stopped
     except KeyboardInterrupt as stop:
         signals.hold()
-        report_failure(known.flags, "cancelled", exit_code_of(stop))
         code = exit_code_of(stop)
+        if known.events is not None and known.events.exit_code is not None:
+            code = known.events.exit_code  # it came behind the result, which is out
+        else:
+            report_failure(known, "cancelled", code)
     close_streams()
     return code
 
@@ -13718,23 +13899,34 @@ def attend(argv: Sequence[str], signals: Signals, known: argparse.Namespace) -> 
     try:
         gc.set_threshold(50_000)  # looking for garbage took a tenth of the start
         open_streams()
+        known.events = json_events(argv, signals)
         threading.excepthook = report_thread
         sys.unraisablehook = report_unraisable
         install_signals(signals)
-        known.settings, known.flags = load(argv, os.environ)
-        known.flags.ended = False
-        return run_command(known.settings, known.flags, signals)
+        known.settings, flags = load(argv, os.environ)
+        flags.events = known.events
+        return run_command(known.settings, flags, signals)
     except AgentError as error:
-        text = secrets_of(known.settings).mask(str(error))
-        report_failure(known.flags, text, error.exit_code)
+        report_failure(known, secrets_of(known.settings).mask(str(error)), error.exit_code)
         return error.exit_code
     except Exception as error:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None  # in a class body, or in the middle of argparse
         mask = secrets_of(known.settings).mask
         where = save_crash(error, mask)
-        report_failure(known.flags, mask(f"internal error: {error!r}; {where}"), 1)
+        report_failure(known, mask(f"internal error: {error!r}; {where}"), 1)
         return 1
+
+
+def json_events(argv: Sequence[str], signals: Signals) -> JsonScreen | None:
+    """What writes JSON to stdout, None for text; there before the command line is judged."""
+    wanted = wanted_format(argv)
+    if wanted == "text":
+        return None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
+    screen = Screen(sys.stdout, sys.stderr, streams=False)
+    return JsonScreen(sys.stdout, screen, signals, only_result=wanted == "json")
 
 
 def report_thread(arguments: threading.ExceptHookArgs) -> None:
@@ -13762,17 +13954,18 @@ def open_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def report_failure(flags: argparse.Namespace | None, text: str, exit_code: int) -> None:
-    """One line on stderr, and in a JSON format the result object."""
-    screen = Screen(sys.stdout, sys.stderr)
-    screen.line(f"agent: {clean(text)}")
-    if flags is not None and flags.output_format != "text" and not flags.ended:
-        only = flags.output_format == "json"
-        events = JsonScreen(sys.stdout, screen, only_result=only)
-        result = Result("cancelled" if exit_code >= 128 else "error", exit_code, text)
-        if not flags.began:
-            events.emit("init", **init_event(None))
-        events.emit("result", **dataclasses.asdict(result))
+def report_failure(known: argparse.Namespace, text: str, exit_code: int) -> None:
+    """What went wrong on stderr, and in a JSON format the result object."""
+    events, text = known.events, clean(text)
+    screen = events.screen if events else Screen(sys.stdout, sys.stderr)
+    screen.line(f"agent: {text}")
+    if events is None:
+        return
+    if not events.began:
+        events.emit("init", **init_event(None, known.settings))
+    result = Result("cancelled" if exit_code >= 128 else "error", exit_code, text)
+    result.session_id, result.usage = events.session_id, told_usage({})
+    events.emit("result", **dataclasses.asdict(result))
 
 
 def close_streams() -> None:
@@ -13816,8 +14009,8 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
     trouble = state_trouble(root)
     if flags.sessions or flags.explain_permission is not None:
         return show_list(settings, flags, screen)
-    one_shot = bool(flags.prompt) or not sys.stdin.isatty() or flags.print
-    prompt = read_prompt(flags.prompt, sys.stdin) if one_shot else ""
+    one_shot = bool(flags.prompt or flags.print or flags.events) or not sys.stdin.isatty()
+    prompt = read_prompt(flags.prompt, sys.stdin, screen) if one_shot else ""
     if one_shot and not prompt.strip():
         raise UsageError("no prompt: give one, or start agent in a terminal (see agent --help)")
     terminal = sys.stdin.isatty() and sys.stderr.isatty()
@@ -13827,13 +14020,13 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
     history = None if trouble else root / ".agent" / "history"
     person = Person(screen, sys.stdin, history, marks=marks)
     emit = screen.emit
-    if flags.output_format != "text":
-        screen.streams = False
-        emit = JsonScreen(sys.stdout, screen, only_result=flags.output_format == "json").emit
+    if flags.events is not None:
+        screen.streams, flags.events.screen = False, screen
+        emit = flags.events.emit
     ask = person.ask if there else None
     session = choose_session(settings, flags, root, screen, ask)
     agent = build_agent(settings, emit=emit, ask=ask, session=session, sleep=screen.countdown)
-    agent.signals, flags.began = signals, True
+    agent.signals = signals
     agent.one_shot |= one_shot
     try:
         prune_at_start(agent)
@@ -13870,14 +14063,15 @@ def explain_permission(settings: Settings, command: str, screen: Screen) -> None
         screen.write(sys.stdout, visible(place.secrets.mask(line)) + "\n")
 
 
-def init_event(agent: Agent | None) -> dict[str, Any]:
-    """The fields of the first event."""
+def init_event(agent: Agent | None, settings: Settings | None = None) -> dict[str, Any]:
+    """The fields of the first event, also of a run that came to no agent."""
+    known = settings or Settings()
     return {
         "session_id": agent.session.id if agent and agent.session.path else "",
-        "model": agent.client.model if agent else "",
-        "base_url": agent.client.endpoint if agent else "",
-        "root": str(agent.workspace.root) if agent else "",
-        "mode": agent.mode if agent else "",
+        "model": agent.client.model if agent else known.model,
+        "base_url": agent.client.endpoint if agent else known.endpoint if settings else "",
+        "root": str(agent.workspace.root) if agent else os.path.abspath(known.workspace),
+        "mode": agent.mode if agent else known.mode,
         "sandbox": agent.workspace.sandbox_state if agent else "off: nothing was started",
         "version": __version__,
     }
@@ -13887,18 +14081,20 @@ def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settin
     """Settings that can reach a model: a key, or a server on this machine. Raises KeyRefused."""
     if settings.api_key or is_local(settings.endpoint):
         return settings
-    chosen = settings.provider or settings.base_url
-    found = find_local_server() if search and not chosen else ""
-    if found:
+    found = find_local_server() if search else ""
+    if found and not (settings.provider or settings.base_url):
         screen.line(f"agent: no key is set; using {found} on this machine")
         return dataclasses.replace(settings, provider=found)
-    row = PROVIDERS.get(settings.provider or ("" if settings.base_url else "openai"))
-    names = f"{row.key_name} or AGENT_API_KEY" if row and row.key_name else "AGENT_API_KEY"
-    looked = f" (looked for {', '.join(LOCAL_PROVIDERS)} here)" if search and not chosen else ""
-    raise KeyRefused(
-        f"no key for {settings.endpoint}: set {names}, or name a local server, e.g."
-        f" --provider ollama{looked}; agent --demo needs no key"
-    )
+    dry = dataclasses.replace(settings, model="-", sandbox="off", max_budget_usd=0.0)
+    build_agent(dataclasses.replace(dry, save_session=False)).close()  # a usage error is stronger
+    missing = f"no key for {settings.endpoint}"
+    if not search:
+        raise KeyRefused(f"{missing}: {settings.key_place}; agent --demo needs none")
+    ports = {name: urlsplit(PROVIDERS[name].base_url).port for name in LOCAL_PROVIDERS}
+    looked = ", ".join(f"{name} ({port})" for name, port in ports.items())
+    came = f"{found} runs (--provider {found})" if found else "none"
+    lines = (missing, f"{settings.key_place} or --provider", f"looked for {looked}: {came}")
+    raise KeyRefused("\n  ".join([*lines, "agent --demo shows it all without a key"]))
 
 
 def choose_session(
@@ -13910,11 +14106,7 @@ def choose_session(
 ) -> Session | None:
     """The session that the flags name, opened; None for a new one."""
     if flags.resume is None:
-        if flags.fork:
-            raise UsageError("--fork goes with --resume or --continue")
         return None
-    if not settings.save_session:
-        raise UsageError("--no-session and --resume exclude each other")
     if trouble := state_trouble(root):
         raise SessionError(trouble)
     folder = root / ".agent" / "sessions"
@@ -13942,61 +14134,71 @@ def prune_at_start(agent: Agent) -> None:
         agent.emit("notice", level="info", text=text)
 
 
-def read_prompt(words: Sequence[str], stdin: Any) -> str:
-    """The prompt of a one-shot run, with what is piped in (CONTRACT, "Command line")."""
-    prompt = " ".join(words)
-    if prompt == "-" or not words:
-        prompt = clean(stdin.buffer.read().decode("utf-8", "replace"))
-    else:
-        piped = read_ready(stdin).decode("utf-8", "replace")
-        prompt = f"{prompt}\n\n{piped}" if piped.strip() else prompt
-    return clean(prompt)
+def read_prompt(words: Sequence[str], stdin: Any, screen: Screen) -> str:
+    """The prompt of a one-shot run, with what is piped in (CONTRACT, "Command line").
+
+    Raises UsageError.
+    """
+    if not words and stdin.isatty():  # with -p or a JSON format nobody is waited for
+        return ""
+    whole = words in ([], ["-"])
+    prompt = "" if whole else " ".join(words)
+    data, cut = read_stdin(stdin, whole=whole)
+    if cut:
+        screen.line(f"agent: the prompt has the first {len(data):,} bytes of stdin: {cut}")
+    piped = data.decode("utf-8", "replace")
+    return clean("\n\n".join(text for text in (prompt, piped) if text.strip()))
 
 
 PIPE_BYTES = 10_000_000  # of piped data that are read beside a prompt
 PIPE_SECONDS = 1.0  # how long piped data may take to arrive, beside a prompt
+PIPE_MOST_SECONDS = 10.0  # for a pipe that never falls silent
 
 
-def read_ready(stdin: Any) -> bytes:
-    """Data that waits on stdin; a terminal, a silent pipe and a file in use are left alone.
+def read_stdin(stdin: Any, *, whole: bool) -> tuple[bytes, str]:
+    """Data on stdin, and why there may be more. Raises UsageError.
 
-    A regular file counts only at its beginning: in `while read x; do agent "$x"; done <list` it
-    belongs to the loop.
+    `whole`: to its end. Else a terminal, a silent pipe and a file in use are left alone. A regular
+    file counts only at its beginning: in `while read x; do agent "$x"; done <list` it belongs to
+    the loop.
     """
+    pieces: list[bytes] = []
     try:
-        descriptor = stdin.fileno()
+        descriptor, end = stdin.fileno(), time.monotonic() + PIPE_MOST_SECONDS
         mode = os.fstat(descriptor).st_mode
-        if stat.S_ISREG(mode):
-            fresh = os.lseek(descriptor, 0, os.SEEK_CUR) == 0
-            return bytes(stdin.buffer.read()) if fresh else b""
-        if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-            return b""
-        pieces: list[bytes] = []
-        while (
-            sum(map(len, pieces)) < PIPE_BYTES
-            and select.select([descriptor], [], [], PIPE_SECONDS)[0]
-        ):
+        fresh = stat.S_ISREG(mode) and os.lseek(descriptor, 0, os.SEEK_CUR) == 0
+        if not (whole or fresh or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+            return b"", ""
+        while whole or sum(map(len, pieces)) <= PIPE_BYTES:
+            wait = None if whole else max(0.0, min(PIPE_SECONDS, end - time.monotonic()))
+            if not select.select([descriptor], [], [], wait)[0]:
+                return b"".join(pieces), "its writer is not done" if pieces else ""
             pieces.append(os.read(descriptor, 1 << 20))
             if not pieces[-1]:
-                break
-        return b"".join(pieces)
-    except (OSError, ValueError):  # stdin is closed
-        return b""
+                return b"".join(pieces), ""
+        return b"".join(pieces)[:PIPE_BYTES], "it holds more than that"
+    except (OSError, ValueError) as error:
+        if whole:
+            raise UsageError(f"stdin can not be read: {error}") from error
+        return b"".join(pieces), ""
 
 
 def run_once(agent: Agent, prompt: str, screen: Screen, flags: argparse.Namespace) -> int:
     """One prompt: the answer on stdout, everything else on stderr; returns the exit code."""
+    screen.streams &= not flags.print
     result = agent.run(prompt)
-    flags.ended = True
     screen.end_line()
     if flags.output_format == "text" and result.text and not screen.streams:
-        screen.write(sys.stdout, clean(result.text) + "\n")
+        show = visible if sys.stdout.isatty() else clean
+        screen.write(sys.stdout, show(result.text) + "\n")
     if not screen.failure:
         screen.figures(agent)
     for row in {encode([row["name"], row["arguments"]]): row for row in result.denied}.values():
         show_refusal(row, screen)
     if result.exit_code in (1, 53, 75, 77) and result.session_id:
-        screen.line(f"agent: to go on: agent --resume {result.session_id}")
+        place = agent.settings.workspace
+        where = "" if place == "." else f" --workspace {shlex.quote(place)}"
+        screen.line(f"agent: to go on: agent{where} --resume {result.session_id}")
     if screen.failure and not result.exit_code:
         raise AgentError(f"the answer could not be written: {screen.failure}")
     return result.exit_code

@@ -1,6 +1,7 @@
 """The command line as users and scripts see it: real processes, real files, real signals."""
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from conftest import (
     until,
 )
 
+from agent import JsonScreen, Screen, Signals, Stop
 from flaky_server import FlakyServer
 
 OLDER, NEWER, NEWEST = "20260101-100000-aaaa", "20260102-100000-bbbb", "20260103-100000-cccc"
@@ -167,6 +169,52 @@ def test_an_open_silent_pipe_is_not_waited_for(start_agent):
         agent = start_agent("hi", server=server, stdin=subprocess.PIPE)
         assert agent.wait(60) == 0
         assert (agent.stdout.read(), prompts(server.requests[0])) == ("ok\n", ["hi"])
+
+
+def test_what_comes_behind_a_silence_is_not_in_the_prompt_and_that_is_told(start_agent):
+    with FlakyServer(["ok"]) as server:
+        agent = start_agent("hi", server=server, stdin=subprocess.PIPE)
+        agent.stdin.write("early")
+        agent.stdin.flush()
+        assert agent.wait(60) == 0
+        told = agent.stderr.readline()
+    assert prompts(server.requests[0]) == ["hi\n\nearly"]
+    assert told == "agent: the prompt has the first 5 bytes of stdin: its writer is not done\n"
+
+
+def test_more_data_than_a_prompt_takes_is_cut_and_that_is_told(start_agent, tmp_path):
+    (tmp_path / "big.txt").write_bytes(b"x" * 10_000_001)
+    with FlakyServer(["ok"]) as server, (tmp_path / "big.txt").open() as big:
+        agent = start_agent("hi", server=server, stdin=big)
+        out, err = agent.communicate(timeout=60)
+    assert (agent.returncode, out, "the first 10,000,000 bytes of stdin" in err) == (
+        0,
+        "ok\n",
+        True,
+    )
+    assert len(prompts(server.requests[0])[0]) == len("hi\n\n") + 10_000_000
+
+
+@pytest.mark.parametrize("words, code", [(["hi"], 0), (["-"], 2)], ids=["prompt", "dash"])
+def test_a_stdin_that_can_not_be_read_is_no_traceback(start_agent, tmp_path, words, code):
+    with FlakyServer(["ok"]) as server, (tmp_path / "out.txt").open("w") as only_written:
+        agent = start_agent(*words, server=server, stdin=only_written)
+        _, err = agent.communicate(timeout=60)
+    assert (agent.returncode, len(err.splitlines()), "Traceback" in err) == (code, 1, False)
+
+
+@pytest.mark.parametrize("flags", [["-p"], ["--json"], ["--output-format", "json"]])
+def test_without_a_prompt_a_terminal_is_not_waited_for(terminal, flags):
+    screen = terminal(*flags, env={"AGENT_BASE_URL": "http://127.0.0.1:9/v1"})
+    assert (screen.wait(), "no prompt" in screen.text) == (2, True)
+
+
+def test_print_shows_only_the_final_answer_also_on_a_terminal(terminal):
+    step = call("read_file", path="a.txt") | {"text": "Let me look."}
+    with FlakyServer([step, "It says alpha."]) as server:
+        screen = terminal("-p", "what?", server=server)
+        assert screen.wait() == 0
+    assert ("Let me look." in screen.text, "It says alpha." in screen.text) == (False, True)
 
 
 def test_nothing_piped_and_no_prompt_sends_nothing(run_agent):
@@ -1352,6 +1400,53 @@ def test_stream_json_is_one_event_a_line(run_agent, workspace):
     assert shown == [(used[1][0], "out\n")]
     assert (events[-1]["type"], events[-1]["turns"]) == ("result", 3)
     assert len([e for e in events if e["type"] == "usage"]) == 3
+
+
+@pytest.mark.parametrize(
+    "words, code",
+    [
+        pytest.param(["--frobnicate", "hi"], 2, id="unknown flag"),
+        pytest.param(["--output-format=json", "--mode=turbo", "hi"], 2, id="only the result"),
+        pytest.param(["--allow", "nonsense", "hi"], 2, id="rule, and no key"),
+        pytest.param(["--tools", "nosuch", "hi"], 2, id="tool, and no key"),
+        pytest.param(["--sessions"], 2, id="no run"),
+        pytest.param(["hi"], 41, id="no key"),
+    ],
+)
+def test_what_ends_before_the_run_is_told_in_json_too(run_agent, words, code):
+    done = run_agent("--json", *words, env={"AGENT_API_KEY": None})
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    kinds = ["result"] if "--output-format=json" in words else ["init", "result"]
+    assert (done.returncode, [event["type"] for event in told]) == (code, kinds)
+    assert (told[-1]["exit_code"], told[-1]["status"], told[-1]["turns"]) == (code, "error", 0)
+    assert told[0].get("mode", "ask") == "ask" and "cost_usd" in told[-1]["usage"]
+
+
+def test_json_is_utf8_whatever_the_terminal_takes(start_agent):
+    with FlakyServer(["snow \u2603"]) as server:
+        agent = start_agent("--json", "hi", server=server, env={"PYTHONIOENCODING": "ascii"})
+        out, _ = agent.communicate(timeout=60)
+    assert json.loads(out.splitlines()[-1])["text"] == "snow \u2603"
+
+
+def test_live_output_has_the_id_of_its_call(run_agent):
+    odd = call("bash", command="echo out") | {"id": "functions.bash:0"}
+    with FlakyServer([odd, "ok"]) as server:
+        done = run_agent("--json", "--yes", "hi", server=server)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {e["id"] for e in told if e["type"].startswith("tool_")} == {"functions.bash:0"}
+
+
+def test_behind_the_result_nothing_comes_and_a_signal_cuts_no_line():
+    out, signals = io.StringIO(), Signals()
+    events = JsonScreen(out, Screen(out, io.StringIO()), signals, only_result=False)
+    events.emit("init", session_id="x")
+    signals.waiting.append(130)  # as if it came amid the line
+    with pytest.raises(Stop):
+        events.emit("result", exit_code=0)
+    events.emit("notice", level="info", text="late")
+    kinds = [json.loads(line)["type"] for line in out.getvalue().splitlines()]
+    assert (kinds, events.exit_code) == (["init", "result"], 0)
 
 
 @pytest.mark.long

@@ -25,8 +25,11 @@ from agent import (
     Transcript,
     UsageError,
     build_agent,
+    connection_reason,
     find_local_server,
     problems,
+    redirect_text,
+    root_hint,
 )
 from flaky_server import FlakyServer
 
@@ -267,6 +270,137 @@ def test_without_a_terminal_no_server_is_looked_for(free_ports, run_agent):
     with FlakyServer(["never"], port=11434) as server:
         done = run_agent("hi", env=NO_ENDPOINT)
     assert (done.returncode, done.stdout, server.requests) == (41, "", [])
+
+
+# -- the next step -------------------------------------------------------------------------------
+
+
+def test_without_a_key_a_terminal_gets_four_lines(free_ports, terminal):
+    screen = terminal(env=NO_ENDPOINT)
+    assert screen.wait() == 41
+    missing, to_set, looked, demo = screen.text.strip().splitlines()
+    assert "https://api.openai.com/v1" in missing
+    assert all(word in to_set for word in ("OPENAI_API_KEY", "AGENT_API_KEY", "agent/env"))
+    assert all(f"{name} ({port})" in looked for name, port in PORTS.items())
+    assert "agent --demo" in demo
+    assert (
+        max(map(len, screen.text.splitlines())) <= 81
+    )  # one line each on 80 columns, with its \\r
+
+
+def test_a_server_that_runs_is_named_but_not_taken_for_the_provider_that_was_chosen(
+    free_ports, terminal
+):
+    with FlakyServer(["never"], port=1234) as server:
+        screen = terminal("--provider", "groq", "hi", env=NO_ENDPOINT)
+        assert screen.wait() == 41
+    assert "GROQ_API_KEY" in screen.text and "--provider lmstudio" in screen.text
+    assert server.requests == []
+
+
+def test_without_a_key_and_a_terminal_it_is_one_line_that_claims_no_search(run_agent):
+    done = run_agent("hi", env=NO_ENDPOINT)
+    [line] = done.stderr.splitlines()
+    assert (done.returncode, "OPENAI_API_KEY" in line, "ollama" in line) == (41, True, False)
+
+
+@pytest.mark.parametrize(
+    "env, file, place",
+    [
+        pytest.param({"AGENT_API_KEY": "sk-1"}, "", "AGENT_API_KEY in the environment", id="env"),
+        pytest.param({}, "OPENAI_API_KEY=sk-2", "OPENAI_API_KEY in ~/.config/agent/env", id="file"),
+        pytest.param({}, "", "set OPENAI_API_KEY or AGENT_API_KEY", id="none"),
+    ],
+)
+def test_a_refused_key_is_named_with_its_place(run_agent, home, env, file, place):
+    (home / ".config/agent").mkdir(parents=True)
+    (home / ".config/agent/env").write_text(file)
+    with FlakyServer(["never"], key="right") as server:
+        done = run_agent("hi", server=server, env={"AGENT_API_KEY": None} | env)
+    assert (done.returncode, len(done.stderr.splitlines())) == (41, 1)
+    assert place in done.stderr and "sk-" not in done.stderr
+
+
+NEAR = "the nearest of its models: big-2, big-2-mini"
+
+
+@pytest.mark.parametrize(
+    "status, error, hint",
+    [
+        pytest.param(404, "The model `big-3` does not exist", NEAR, id="OpenAI"),
+        pytest.param(400, "big-3 is not a valid model ID", NEAR, id="OpenRouter"),
+        pytest.param(400, "Invalid model: big-3", NEAR, id="Mistral"),
+        pytest.param(400, "Model Not Exist", NEAR, id="DeepSeek"),
+        pytest.param(404, "not found", NEAR, id="bare"),
+        pytest.param(400, "temperature is out of range", "", id="another fault"),
+    ],
+)
+def test_a_wrong_model_is_told_with_the_nearest_that_there_are(run_agent, status, error, hint):
+    answers = {
+        "/v1/chat/completions": (status, {"error": {"message": error}}),
+        "/v1/models": listing("tiny", "big-2-mini", "big-2"),
+    }
+    with Routes(answers) as server:
+        env = {"AGENT_BASE_URL": server.url}
+        done = run_agent("-m", "big-3", "--no-session", "hi", env=env)
+    [line] = done.stderr.splitlines()
+    assert (done.returncode, error in line, "nearest" in line) == (1, True, bool(hint))
+    assert hint in line
+
+
+@pytest.mark.parametrize(
+    "location, hint",
+    [
+        pytest.param("https://b.c/x/chat/completions", "set --base-url https://b.c/x", id="moved"),
+        pytest.param("/v2/chat/completions", "set --base-url http://a.b/v2", id="relative"),
+        pytest.param("//u:pw@b.c/login?t=secret", "perhaps --base-url http://b.c/v1", id="login"),
+        pytest.param("/login", "check the base URL", id="login here"),
+        pytest.param("http://[b", "to nowhere", id="no address"),
+        pytest.param("", "to nowhere", id="none"),
+    ],
+)
+def test_a_redirect_says_what_to_set_and_shows_no_secret(location, hint):
+    text = redirect_text("http://a.b/v1", "http://a.b/v1/chat/completions", location)
+    assert hint in text
+    assert "pw" not in text and "secret" not in text
+
+
+@pytest.mark.parametrize(
+    "url, hint",
+    [
+        pytest.param("http://h:1", "--base-url http://h:1/v1", id="root"),
+        pytest.param("http://h/v1/chat/completions", "--base-url http://h/v1", id="whole"),
+        pytest.param("http://h/v1", "check the base URL", id="right"),
+        pytest.param("http://h/v1beta/openai", "check the base URL", id="Gemini"),
+    ],
+)
+def test_a_base_url_that_is_no_root_is_mended_in_the_hint(url, hint):
+    assert root_hint(url).endswith(hint)
+
+
+def test_a_proxy_that_wants_a_password_is_named_without_one(run_agent):
+    with Routes({"http://api.example.com/v1/chat/completions": (407, "")}) as proxy:
+        url = proxy.url.removesuffix("/v1")
+        env = {"HTTP_PROXY": url.replace("//", "//joe:s3cret@")}
+        done = run_agent("--base-url", "http://api.example.com/v1", "hi", env=env)
+    first, *_ = done.stderr.splitlines()
+    assert (done.returncode, f"{url} of HTTP_PROXY" in first, "407" in first) == (1, True, True)
+    assert "s3cret" not in done.stderr
+
+
+def test_a_proxy_that_is_not_there_is_named_without_its_password(start_agent):
+    env = {"HTTPS_PROXY": "http://joe:s3cret@127.0.0.1:9"}
+    agent = start_agent("--provider", "openai", "hi", env=env)
+    line = agent.stderr.readline()
+    agent.send_signal(signal.SIGINT)
+    agent.communicate(timeout=60)
+    assert "http://127.0.0.1:9 of HTTPS_PROXY" in line and "s3cret" not in line
+
+
+def test_a_local_server_that_is_not_started_is_told_with_its_command():
+    refused = OSError("Connection refused")
+    assert "ollama serve" in connection_reason(refused, "http://localhost:11434/v1")
+    assert "api.b:443" in connection_reason(refused, "https://api.b/v1")
 
 
 # -- /provider and /model ------------------------------------------------------------------------
