@@ -10847,7 +10847,7 @@ class Agent:
         with self.signals:  # in between what was typed would be lost
             text = "" if self.budgets.ended() else self.typed()
             if text:
-                text = self.attach(text)
+                text, ours = self.attach(text), ours and f"{ours}\n"
                 self.nudges = {}
                 self.watch_loops()
             if text or ours:
