@@ -5389,6 +5389,7 @@ class Signals:
         self.waiting: list[int] = []  # exit codes of what came meanwhile
         self.since = 0.0
         self.give_up = False  # the process is ours to be ended
+        self.farewell: Callable[[], object] = int  # gives the terminal back, where it is borrowed
 
     def __call__(self, number: int, frame: Any) -> None:
         """What Python calls for a signal, in the main thread."""
@@ -5400,7 +5401,12 @@ class Signals:
         later = stop.later if isinstance(stop, Stop) else self.waiting
         later.append(128 + number)
         if late:
-            os._exit(strongest(later))
+            self.leave(strongest(later))
+
+    def leave(self, code: int) -> NoReturn:
+        """End the process at once."""
+        self.farewell()
+        os._exit(code)
 
     def dealt_with(self) -> BaseException | None:
         """The interrupt that is being dealt with."""
@@ -10919,14 +10925,28 @@ class Agent:
         """Take a prompt to the model's answer. Ctrl-C ends the turn, not the session."""
         if not isinstance(prompt, str):
             raise UsageError("the prompt must be text")
+        return self.take_prompt(prompt)
+
+    def again(self) -> Result:
+        """Ask the model again: an answer at the end is taken back, what calls did stays.
+
+        Raises UsageError where there is nothing to be answered.
+        """
+        messages = self.transcript.messages
+        if len(messages) < 2 or (len(messages) == 2 and is_answer(messages[1])):
+            raise UsageError("there is nothing to ask again")
+        return self.take_prompt(None)
+
+    def take_prompt(self, prompt: str | None) -> Result:
+        """A run with its signals; None asks for another answer to what stands there."""
         borrowed = self.signals.borrow()
         try:
-            return self.take_prompt(prompt)
+            return self.take_run(prompt)
         finally:
             for number in borrowed:
                 signal.signal(number, signal.default_int_handler)
 
-    def take_prompt(self, prompt: str) -> Result:
+    def take_run(self, prompt: str | None) -> Result:
         """A run between its signals: no Ctrl-C leaves it, the result says that one came."""
         self.budgets.began, self.budgets.steps = time.monotonic(), 0
         self.denied, self.usage, self.unattended = [], {}, False
@@ -10949,11 +10969,11 @@ class Agent:
             result.status, result.exit_code = "cancelled", code
         return result
 
-    def take_turn(self, prompt: str) -> Result:
+    def take_turn(self, prompt: str | None) -> Result:
         """The turn, how it ended, and the hooks that are told of it."""
         result = Result("done", 0)
         try:
-            result.text = self.run_turn(self.mask(clean(prompt)))
+            result.text = self.run_turn(None if prompt is None else self.mask(clean(prompt)))
             if self.unattended and not self.settings.check:
                 result.status, result.exit_code = "needs_permission", 77
         except TurnEnd as end:
@@ -10987,7 +11007,7 @@ class Agent:
         if text:
             self.transcript.add_reply({"role": "assistant", "content": f"{text}\n{CUT_MARK}"})
 
-    def run_turn(self, prompt: str) -> str:
+    def run_turn(self, prompt: str | None) -> str:
         """From a user message up to the reply that calls no tool; returns its text.
 
         With --check its verdict counts. Raises TurnEnd.
@@ -11007,12 +11027,10 @@ class Agent:
                 text, over = end.text or self.said(), True
             idle = idle + 1 if failure and calls == len(self.transcript.call_ids) else 0
             failure = self.failed_check()
-            if not failure:
-                return text
-            if over or idle == CHECKS_IDLE or self.ended_budget():
+            if failure and (over or idle == CHECKS_IDLE or self.ended_budget()):
                 raise TurnEnd("check_failed", 3, "stopped: --check still fails", text)
-            self.transcript.add_user("", ours=failure)
-            self.save()
+            if over or not self.hear(failure):
+                return text
 
     def run_steps(self) -> str:
         """Step after step up to an answer; what the end of the time cuts off is sealed."""
@@ -11029,10 +11047,26 @@ class Agent:
                 if exit_code_of(stop) != LIMIT_CODE:  # it may have come meanwhile
                     raise
                 answer = None
-            if answer is not None:
-                return answer
-            if last:
+            if answer is None and last:
                 raise self.limit_end(last)
+            if not self.hear() and answer is not None:
+                return answer
+
+    def hear(self, ours: str = "") -> bool:
+        """What the user said meanwhile, behind what we say, becomes the next message of the turn.
+
+        Whether there was any. The user's own words count as a new prompt for whatever is watched.
+        """
+        with self.signals:  # in between what was typed would be lost
+            text = "" if self.budgets.ended() else self.typed()
+            if text:
+                text, ours = self.attach(text), ours and f"{ours}\n"
+                self.nudges = {}
+                self.watch_loops()
+            if text or ours:
+                self.transcript.add_user(text, ours=ours)
+                self.save()
+        return bool(text or ours)
 
     def failed_check(self) -> str:
         """Run the user's own command; what the model is told of its failure, "" when it passed."""
@@ -11052,30 +11086,44 @@ class Agent:
         self.emit("notice", level="error", text=text)
         return FAILED_CHECK.format(command=command) + clip(output) + invisible_note(count)
 
-    def begin_turn(self, prompt: str) -> None:
+    def begin_turn(self, prompt: str | None) -> None:
         """The user message, with what changed since the last one, saved before anything is sent."""
-        self.keep(self.session.keep_backup)
-        header, root = self.session.header, str(self.workspace.root)
+        if prompt is not None:
+            self.keep(self.session.keep_backup)
+            title = self.session.header.get("title") or first_line(clean(prompt))
+            self.session.header["title"] = title
         self.budgets.begin()
         self.nudges = {}
         self.watch_loops()
-        header["title"] = header.get("title") or first_line(clean(prompt))
         with self.signals:  # in between what is news would count as told
-            known = dict.fromkeys([*project_folders(self.workspace.root), *self.memory])
-            self.notes += self.read_notes(known)
-            self.warn_invisible("AGENTS.md", sum(memo.invisible for memo in self.memory.values()))
-            self.notes += filter(None, [self.budgets.note()])
-            before = header.get("root")
-            if isinstance(before, str) and before not in ("", root):
-                self.notes.insert(0, MOVED.format(before=before, root=root))
-            if header.get("mode") != self.mode:
-                self.notes.append(f"{MODE_NOTE} {self.mode}. {self.mode_text()}]")
-            header.update(root=root, mode=self.mode)  # as the model was told
-            ours, self.task, self.notes = "".join(f"{n}\n" for n in self.notes), prompt, []
-            header["turns"].append(len(self.transcript.messages))  # where this one begins
-            self.workspace.journal.turn = len(header["turns"])
-            self.transcript.add_user(prompt, ours=ours)
+            ours, messages = self.news(), self.transcript.messages
+            turns = self.session.header["turns"]
+            if prompt is not None:
+                self.task = prompt
+                turns.append(len(messages))  # where this one begins
+                self.transcript.add_user(prompt, ours=ours)
+            else:
+                self.transcript.replace(messages[: len(messages) - is_answer(messages[-1])])
+                if ours:
+                    self.tell(ours)
+            self.workspace.journal.turn = len(turns)
         self.save()
+
+    def news(self) -> str:
+        """What the model is to know since it was told last; from here on it counts as told."""
+        header, root = self.session.header, str(self.workspace.root)
+        known = dict.fromkeys([*project_folders(self.workspace.root), *self.memory])
+        self.notes += self.read_notes(known)
+        self.warn_invisible("AGENTS.md", sum(memo.invisible for memo in self.memory.values()))
+        self.notes += filter(None, [self.budgets.note()])
+        before = header.get("root")
+        if isinstance(before, str) and before not in ("", root):
+            self.notes.insert(0, MOVED.format(before=before, root=root))
+        if header.get("mode") != self.mode:
+            self.notes.append(f"{MODE_NOTE} {self.mode}. {self.mode_text()}]")
+        header.update(root=root, mode=self.mode)  # as the model was told
+        ours, self.notes = "".join(f"{n}\n" for n in self.notes), []
+        return ours
 
     def step(self, last: str = "") -> str | None:
         """One reply and the results of its calls; the answer when the reply calls nothing.
@@ -11247,7 +11295,7 @@ class Agent:
         """Run a reply's calls in order; those that only read and stand together run at once."""
         for batch in self.batches(calls):
             self.run_together(batch)
-            for streak in (self.equal, self.again, self.failures):
+            for streak in (self.equal, self.repeats, self.failures):
                 if streak.is_over(self.budgets.steps):
                     self.transcript.cancel_waiting("not run: the turn ended")
                     what = "failed alike" if streak is self.failures else "gave the same result"
@@ -11693,7 +11741,7 @@ class Agent:
 
     def watch_loops(self) -> None:
         """Nothing was repeated yet: in a row, with other calls between, or in vain."""
-        self.equal, self.again = Streak(3, 5, REPEATED), Repeats(10, 20, REPEATED)
+        self.equal, self.repeats = Streak(3, 5, REPEATED), Repeats(10, 20, REPEATED)
         self.failures = Streak(8, 10, FAILING)
 
     def note_loop(self, one: Running, status: str, text: str) -> str:
@@ -11702,7 +11750,7 @@ class Agent:
             return ""
         name, step = one.made.name or one.call.name, self.budgets.steps
         given = encode(sorted((one.arguments or one.call.arguments).items()))
-        again = self.again.add((name, given, text), step)
+        again = self.repeats.add((name, given, text), step)
         note = self.equal.add((name, given, text), step) or again
         if status == "error" or (name == "bash" and FAILED_COMMAND.fullmatch(text)):
             # What is no JSON is quoted in its error; it is the same one nonetheless.
@@ -11997,6 +12045,11 @@ class Agent:
 def wants_sandbox(settings: Settings, mode: str) -> bool:
     """Whether commands are to run in the sandbox: `auto` follows the mode."""
     return settings.sandbox == "on" or (settings.sandbox == "auto" and mode == "auto")
+
+
+def is_answer(message: Message) -> bool:
+    """Whether a message is a reply that calls nothing."""
+    return message["role"] == "assistant" and not calls_of(message)
 
 
 def path_argument(made: Tool, arguments: Mapping[str, Any]) -> str | None:
@@ -12671,6 +12724,10 @@ class Screen:
         """Something the user should know."""
         self.line(f"agent: {text}")
 
+    def on_queued(self, text: str) -> None:
+        """A line was typed while a turn runs."""
+        self.line(f"queued: {text}")
+
     def on_compacted(self, archive: str, **figures: int) -> None:
         """The conversation was shortened."""
         text = "agent: compacted {messages_before} to {messages_after} messages, about"
@@ -12828,16 +12885,18 @@ class Person:
         self.ended = False  # Ctrl-D was typed right behind the last prompt
         self.cleared = False  # the last Ctrl-C cleared a line that was not empty
         self.editor: Any = None  # the readline module
+        self.pause: Callable[[], Any] = contextlib.nullcontext  # nobody else reads meanwhile
 
     def ask(self, question: Question) -> str | Always | None:
         """Show a question and read the answer; None at the end of input."""
-        try:
-            if question.kind == "approve" and question.name:
-                return self.approve(question)
-            end = "? [y/n] " if question.kind == "approve" else "? "
-            return self.line("", question.text.rstrip("? \n") + end, question.kind)
-        except EOFError:
-            return "" if question.kind == "answer" else None
+        with self.pause():
+            try:
+                if question.kind == "approve" and question.name:
+                    return self.approve(question)
+                end = "? [y/n] " if question.kind == "approve" else "? "
+                return self.line("", question.text.rstrip("? \n") + end, question.kind)
+            except EOFError:
+                return "" if question.kind == "answer" else None
 
     def approve(self, question: Question) -> str | Always:
         """The answer to a call that is shown. Raises EOFError."""
@@ -13001,8 +13060,182 @@ class Person:
             self.screen.line(f"agent: history not kept: {error.strerror}")
 
 
+# What a key, or a paste that is marked, sends; `begun`: a paste whose end has not come.
+KEYSTROKE = Regex(
+    r"(?s)\x1b\[200~(?P<paste>.*?)\x1b\[201~|(?P<begun>\x1b\[200~.*)|(?P<enter>\r\n?|\n)"
+    r"|(?P<text>[^\x00-\x08\x0a-\x1f\x7f-\x9f]+)"
+    r"|\x1b(?:\[[0-?]*[ -/]*[@-~]|O[ -~]|[^\[O\r\n\x1b])?|."
+)
+MORE_COMES = Regex(r"[\r\n]|\x1b(\[[0-?]*[ -/]*|O)?\Z")  # at once, if it belongs to it
+# Backspace, Ctrl-U and Ctrl-W: what they take away at the end of a line.
+ERASED = {
+    "\x7f": Regex(r"[^\r]\Z"),
+    "\b": Regex(r"[^\r]\Z"),
+    "\x15": Regex(r"[^\r]+\Z"),
+    "\x17": Regex(r"\S*[^\S\r]*\Z"),
+}
+DOUBLED = Regex(r"([^\r]*\r\r){2,}")  # a paste with CRLF in the terminal's own line mode
+
+
+class Typist:
+    """Reads, in a thread, what is typed while a turn runs; whole lines are handed over at once.
+
+    Without a live region the terminal keeps its line mode and its echo; with one its keys come
+    one by one. Outside `with`, and in `pause()`, nothing here reads the terminal or changes it.
+    """
+
+    def __init__(self, person: Person, queued: Callable[[str], None], signals: Signals) -> None:
+        self.person, self.screen = person, person.screen
+        self.queued, self.signals = queued, signals
+        self.line = ""  # what is typed; a "\r" in it is Enter, a "\n" was pasted
+        self.thread: threading.Thread | None = None
+        self.modes: list[Any] | None = None  # the terminal's own, while ours are set
+        self.before: dict[int, Any] = {}  # what took these signals
+
+    @functools.cached_property
+    def wake(self) -> tuple[int, int]:
+        """The pipe that ends the thread."""
+        return os.pipe()
+
+    def __enter__(self) -> None:
+        if self.person.ended or not self.person.stdin.isatty():
+            return
+        nothing = (OSError, RuntimeError, termios.error)  # no pipe, thread or terminal is left
+        with self.signals, contextlib.suppress(*nothing):
+            thread = threading.Thread(target=self.listen, args=(self.wake[0],), daemon=True)
+            thread.start()
+            self.thread = thread
+            if self.screen.live:
+                self.take_signals()
+                self.take_terminal()
+
+    def __exit__(self, *_: object) -> None:
+        """The thread ends; what is unfinished becomes the draft."""
+        with self.signals:
+            if self.thread is None:
+                return
+            os.write(self.wake[1], b"\0")
+            self.thread.join()
+            self.thread = None
+            self.give_terminal()
+            for number, taken in self.before.items():
+                signal.signal(number, taken or signal.SIG_DFL)
+            self.before.clear()
+            self.person.draft, self.line = self.person.draft + self.line, ""
+            self.screen.typed("")
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """While it lasts the terminal belongs to a question."""
+        runs = self.thread is not None
+        self.__exit__()
+        yield
+        if runs:
+            self.__enter__()
+
+    def take_signals(self) -> None:
+        """Those at which the terminal changes hands."""
+        self.signals.farewell = self.give_terminal
+        for number in (signal.SIGTSTP, signal.SIGCONT):
+            self.before[number] = signal.getsignal(number)
+            if self.before[number] is not signal.SIG_IGN:
+                signal.signal(number, self.stopped)
+
+    def take_terminal(self) -> None:
+        """Its keys come one by one and are not echoed; those that send signals go on to do so."""
+        descriptor = self.person.stdin.fileno()
+        raw = termios.tcgetattr(descriptor)
+        self.modes = self.modes or [*raw]
+        raw[0] &= ~termios.ICRNL
+        raw[3] &= ~(termios.ICANON | termios.ECHO)
+        termios.tcsetattr(descriptor, termios.TCSANOW, raw)
+        self.screen.write(self.screen.err, "\x1b[?2004h")
+
+    def give_terminal(self) -> None:
+        """Its own modes again."""
+        modes, self.modes = self.modes, None
+        if modes is None:
+            return
+        with contextlib.suppress(termios.error):  # it is gone
+            termios.tcsetattr(self.person.stdin.fileno(), termios.TCSANOW, modes)
+        if select.select([], [self.screen.err], [], 0)[1]:  # else nobody reads, and we would wait
+            self.screen.write(self.screen.err, "\x1b[?2004l")
+
+    def stopped(self, number: int, frame: Any) -> None:
+        """Ctrl-Z: the shell gets the terminal as it was; ours again when we go on before it."""
+        if number == signal.SIGTSTP:
+            with self.screen.quiet():
+                self.give_terminal()
+                signal.signal(number, signal.SIG_DFL)
+                suspend()
+                signal.signal(number, self.stopped)
+        if not self.away():
+            self.take_terminal()
+
+    def away(self) -> bool:
+        """Whether the terminal belongs to others: the shell has sent us into the background."""
+        try:
+            return os.tcgetpgrp(self.person.stdin.fileno()) != os.getpgrp()
+        except OSError:
+            return False
+
+    def listen(self, wake: int) -> None:
+        """The thread: reads until it is woken up, or to the end of input; a paste in one piece."""
+        descriptor, keys, comes, data = self.person.stdin.fileno(), "", False, b"-"
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        while data and not self.person.ended:
+            watched = [descriptor] if comes else [descriptor, wake]
+            ready = select.select(watched, [], [], PASTE_SECONDS if comes else None)[0]
+            if wake in ready:
+                break
+            if ready and self.away():
+                select.select([wake], [], [], SLICE_SECONDS)
+                continue
+            if ready:
+                data = self.read(descriptor)
+                keys += decoder.decode(data) if data else "\x04"
+            half = decoder.getstate()[0] or MORE_COMES.search(keys)
+            comes = bool(ready and data and half)
+            if not comes:
+                keys = self.edit(keys)
+        if keys:
+            self.edit(f"{keys}\x1b[201~")
+        os.read(wake, 1)
+
+    def read(self, descriptor: int) -> bytes:
+        """What was typed; b"" at the end of input, or when the terminal is gone."""
+        try:
+            return os.read(descriptor, 65536)
+        except OSError:
+            return b""
+
+    def edit(self, keys: str) -> str:
+        """What keys do to the line; what Enter ends is handed over. Returns a paste without end."""
+        line, begun = self.line, ""
+        for found in KEYSTROKE.finditer(keys):
+            key, begun = found[0], found["begun"] or ""
+            if found["text"] or found["paste"]:
+                line += found["text"] or re.sub(r"\r\n?", "\n", found["paste"])
+            elif found["enter"]:
+                line += "\r"
+            elif key in ERASED:
+                line = ERASED[key].sub("", line)
+            elif key == "\x04" and line[-1:] in ("", "\r"):
+                self.person.ended = True
+                break
+        whole, enter, self.line = line.rpartition("\r")
+        if not self.screen.live and DOUBLED.fullmatch(whole + enter):
+            whole = whole.replace("\r\r", "\r")
+        if text := clean(whole.replace("\r", "\n")).strip():
+            self.queued(text)
+        with self.screen.lock:
+            self.screen.typed(self.line)
+        return begun
+
+
 LEAVE_SECONDS = 2.0  # between two Ctrl-C that leave
 COMMAND = Regex(r"/[^\s/.*]*(?!\S)")  # /usr/bin/x and /* are none
+NO_PROMPT = Regex(rf"(exit|quit)\Z|!|{COMMAND.pattern}")  # what is not for the model
 # In /help the commands stand in this order, what is not named here behind them.
 COMMANDS = {
     "The conversation": "clear compact retry edit show copy export rename memory",
@@ -13035,14 +13268,27 @@ class Repl:
         self.leaving = False
         self.exit_code = 0
         self.known: dict[tuple[str, str], str] = {}  # custom commands that a session has used
+        self.queue: list[str] = []  # typed while a turn runs, and not yet taken
+        self.typist = Typist(person, self.enqueue, agent.signals)
+        person.pause, agent.typed = self.typist.pause, self.typed
 
     def run(self) -> int:
         """Read prompts until the person leaves; returns the exit code."""
         self.person.load_history()
+        try:
+            self.read_all()
+        finally:
+            self.agent.signals.hold()  # nothing is left to be stopped
+            self.typist.__exit__()
+            self.person.save_history()
+        return self.exit_code
+
+    def read_all(self) -> None:
+        """One line after another, from the queue or from the person."""
         warned = 0.0  # until when a second Ctrl-C leaves
         while not self.leaving:
             try:
-                text = self.person.prompt()
+                text = self.next()
             except KeyboardInterrupt as stop:
                 self.exit_code = exit_code_of(stop)
                 again = self.clock() < warned and not self.person.cleared
@@ -13058,9 +13304,35 @@ class Repl:
                 self.screen.line("")
                 break
             self.take(text.strip())
-        self.agent.signals.hold()  # nothing is left to be stopped
-        self.person.save_history()
-        return self.exit_code
+
+    def next(self) -> str | None:
+        """What comes next; None when the person leaves."""
+        self.typist.__exit__()  # a signal may have come before its end
+        if not self.queue:
+            return self.person.prompt()
+        text = self.queue[0]
+        self.screen.line(f"> {text}")
+        del self.queue[0]
+        return text
+
+    def enqueue(self, text: str) -> None:
+        """A line was typed while a turn runs; called from the thread that reads."""
+        self.queue.append(text)
+        self.agent.emit("queued", text=text)
+
+    def typed(self) -> str:
+        """What is queued for the running turn: all before the first command."""
+        said = [*itertools.takewhile(lambda text: not NO_PROMPT.match(text), self.queue)]
+        del self.queue[: len(said)]
+        return "\n".join(said)
+
+    def give_back(self) -> None:
+        """What is queued and has no turn any more stands in the next prompt."""
+        if self.queue:
+            self.person.draft = "\n".join([*self.queue, self.person.draft])
+            self.person.ended = False
+            self.queue.clear()
+            self.screen.line("agent: what was queued was not sent; it stands at the prompt")
 
     def take(self, text: str) -> None:
         """One line of input, carried out. Ctrl-C gives the prompt back."""
@@ -13079,7 +13351,7 @@ class Repl:
             elif text.startswith("!"):
                 self.shell(text[1:].strip())
             elif text:
-                self.turn(text)
+                self.turn(self.agent.attach(text))
         except (AgentError, OSError) as error:
             self.screen.line(f"agent: {error}")
 
@@ -13088,12 +13360,19 @@ class Repl:
         if exit_code != SIGINT_CODE:
             self.leaving, self.exit_code = True, exit_code
         self.screen.line("(cancelled)")
+        self.give_back()
 
-    def turn(self, text: str) -> None:
-        """A prompt for the model."""
-        result = self.agent.run(text)
+    def turn(self, text: str | None) -> None:
+        """A prompt for the model; None asks it again."""
+        with self.typist:
+            if text is None:
+                result = self.agent.again()
+            else:
+                result = self.agent.run(text)
         if result.status == "cancelled":
             self.cancelled(result.exit_code)
+        elif result.status not in ("done", "needs_permission"):
+            self.give_back()
         self.screen.end_line()
         self.screen.figures(self.agent)
 
@@ -13352,6 +13631,10 @@ class Repl:
         lost = "; the one before is not kept" if before.header["turns"] else ""
         way_back = f"; the one before: /resume {before.id}" if kept else lost
         self.screen.line(f"a new conversation{way_back}")
+
+    def do_retry(self, _: str) -> None:
+        """ask the model again; its last answer is taken back"""
+        self.turn(None)
 
     def do_diff(self, _: str) -> None:
         """show what this session changed in files"""
@@ -13869,7 +14152,7 @@ def install_signals(signals: Signals) -> None:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
             if ends := numbers & {signal.SIGHUP, signal.SIGTERM}:
                 time.sleep(GIVE_UP_SECONDS)
-                os._exit(128 + min(ends))
+                signals.leave(128 + min(ends))
 
     threading.Thread(target=wake, daemon=True).start()
 

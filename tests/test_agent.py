@@ -2613,3 +2613,119 @@ def test_the_key_is_in_no_file_and_no_event(stage: Callable[..., Stage]) -> None
     two.close()
     files = [path.read_text() for path in one.root.rglob("*") if path.is_file()]
     assert "sk-test-0123456789" not in "".join([*files, str(one.events)])
+
+
+# -- what the user says while a turn runs; another answer
+
+
+def saying(*texts: str) -> Callable[[], str]:
+    """What the user typed by the time the loop asks, each time it does."""
+    rest = iter(texts)
+    return lambda: next(rest, "")
+
+
+def test_what_is_typed_meanwhile_is_the_message_behind_the_results(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage([say("a", "b"), say("c"), "done"], tools=[echo], max_turns=10)
+    one.agent.typed = saying("no, use port\u200b 8080\nand \ud800 sk-0123456789abcdef", "", "")
+    result = one.run()
+    roles = [message["role"] for message in one.messages]
+    assert roles == ["system", "user", "assistant", "tool", "tool", "user"] + [
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert users(one.sent(1)) == ["go", "no, use port\u200b 8080\nand \ufffd sk-0123456789abcdef"]
+    assert (result.status, result.turns, one.saved()["turns"]) == ("done", 3, [1])
+
+
+def test_what_is_typed_before_the_end_goes_on_with_the_turn_and_undo_takes_it_back(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(["first", "second", "third"])
+    one.agent.typed = saying("and?", "more?")
+    assert (one.run().text, users(one.messages)) == ("third", ["go", "and?", "more?"])
+    one.agent.undo(1, lambda line: None)
+    assert [message["role"] for message in one.messages] == ["system"]
+
+
+def test_what_is_typed_at_the_end_of_a_budget_is_not_taken(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), "report"], tools=[echo], max_turns=1)
+    waiting = ["more"]
+    one.agent.typed = lambda: waiting.pop() if waiting else ""
+    assert (one.run().status, waiting, users(one.messages)) == ("limit", ["more"], ["go"])
+
+
+def test_what_is_typed_while_the_check_runs_comes_with_its_outcome(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(["done", "again", "thanks"], check="test -e there")
+    one.agent.typed = saying("", "look at the log", "", "good")
+    (one.root / "there").touch()
+    assert one.run().status == "done"
+    assert users(one.messages) == ["go", "look at the log", "good"]
+    (one.root / "there").unlink()
+    two = stage(["done", "again"], check="test -e there || ! touch there")
+    two.agent.typed = saying("", "look at the log")
+    assert two.run().status == "done"
+    assert [text.split("\n")[-1] for text in users(two.messages)] == ["go", "look at the log"]
+
+
+def test_what_is_typed_begins_the_watch_for_loops_anew(stage: Callable[..., Stage]) -> None:
+    script = [say("a"), say("a"), say("a"), say("a"), "done"]
+    one = stage(script, tools=[echo])
+    one.agent.typed = saying("", "", "go on like that", "")
+    assert one.run().status == "done"
+    assert [("equal call" in text) for text in results(one.messages)] == [False, False, True, False]
+
+
+def test_what_is_typed_is_the_users_own_in_a_hand_over_note(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a" * 4000), "done", "the note that is left"], tools=[echo])
+    one.agent.typed = saying("use port 8080")
+    one.run("serve it")
+    assert one.agent.compact()
+    note = next(text for text in users(one.messages) if "Hand-over" in text)
+    assert "[The user said:]\nuse port 8080" in note or "use port 8080" in users(one.messages)
+
+
+def test_again_takes_the_answer_back_and_asks_from_there(stage: Callable[..., Stage]) -> None:
+    one = stage([say("a"), "first", "second"], tools=[echo])
+    one.run("go")
+    spent = one.saved()["usage"]["prompt_tokens"]
+    result = one.agent.again()
+    assert (result.text, result.turns, result.status) == ("second", 1, "done")
+    assert one.sent(2) == one.sent(1)
+    assert "first" not in json.dumps(one.saved()["messages"])
+    assert one.saved()["usage"]["prompt_tokens"] > spent
+    assert (one.saved()["turns"], one.of("result")[-1]["text"]) == ([1], "second")
+    one.agent.undo(1, lambda line: None)
+    assert [message["role"] for message in one.messages] == ["system"]
+
+
+@pytest.mark.parametrize(
+    "script, left",
+    [
+        pytest.param([{"status": 400}, "done"], ["go"], id="an error"),
+        pytest.param(
+            [{"call": "stopped", "arguments": {}}, "done"], ["go", INTERRUPTED], id="Ctrl-C"
+        ),
+    ],
+)
+def test_again_goes_on_where_a_turn_broke_off(
+    stage: Callable[..., Stage], script: list[Any], left: list[str]
+) -> None:
+    one = stage(script, tools=[stopped])
+    one.run("go")
+    one.agent.set_mode("ask")
+    assert one.agent.again().text == "done"
+    sent = [message["content"] for message in one.sent() if message["role"] in ("user", "tool")]
+    assert "the mode is now ask" in sent[-1]
+    assert (len(one.saved()["turns"]), sent[0]) == (1, "go")
+
+
+def test_again_without_anything_to_answer_says_so(stage: Callable[..., Stage]) -> None:
+    one = stage([])
+    with pytest.raises(UsageError, match="nothing to ask again"):
+        one.agent.again()
+    assert one.of("result") == []

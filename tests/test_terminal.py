@@ -7,7 +7,10 @@ import json
 import os
 import random
 import re
+import signal
 import stat
+import string
+import sys
 import termios
 import time
 from pathlib import Path
@@ -15,6 +18,7 @@ from pathlib import Path
 import pytest
 from conftest import (
     NAP,
+    Terminal,
     alive,
     prompts,
     put_session,
@@ -1197,3 +1201,213 @@ def test_bare_knows_no_custom_commands(at_prompt):
         say = at_prompt(server, bare=True)
         say.put("x.md", "X.", USERS)
         assert say("/x").startswith("agent: there is no command /x")
+
+
+# -- typing while a turn runs --------------------------------------------------------------------
+
+# The agent with a region at the end that shows what is being typed.
+LIVE = """
+import sys
+import agent
+
+
+class Live(agent.Screen):
+    live = True
+
+    def typed(self, text):
+        self.write(self.err, f"<{text!r}>")
+
+
+signals = agent.Signals()
+agent.install_signals(signals)
+settings, _ = agent.load([], agent.os.environ)
+screen = Live(sys.stdout, sys.stderr)
+person = agent.Person(screen, sys.stdin, marks=True)
+made = agent.build_agent(settings, emit=screen.emit, ask=person.ask)
+made.signals = signals
+code = agent.run_repl(made, person)
+made.close()
+sys.exit(code)
+"""
+HELD = call("read_file", path="a.txt") | {"hold": "before"}
+
+
+@pytest.fixture(params=["plain", "live"])
+def typing(request, terminal, workspace, environment):
+    """Start the agent with either way to read what is typed, its first request held."""
+    screens = []
+
+    def start(server) -> Terminal:
+        if request.param == "plain":
+            screen = terminal(server=server)
+        else:
+            command = [sys.executable, "-c", LIVE]
+            screens.append(screen := Terminal(command, workspace, environment(server)))
+        ask(screen, "go")
+        until(server.holding.is_set)
+        return screen
+
+    yield start
+    for screen in screens:
+        screen.close()
+
+
+def test_a_line_typed_in_a_turn_is_queued_and_sent_behind_the_step(typing):
+    with FlakyServer([HELD, "PONG"]) as server:
+        screen = typing(server)
+        screen.send("use p\u00f6rt\x7ft 8080\r")
+        screen.expect("queued: use p\u00f6rt 8080")
+        screen.send("unfin")
+        screen.expect("unfin")
+        server.release()
+        screen.expect("PONG")
+        screen.match(re.compile(r"> unfin"))
+        screen.send("ished\x15exit\r")
+        assert (screen.wait(), termios.tcgetattr(screen.slave)) == (0, screen.settings)
+    assert roles(server.requests[1])[-2:] == ["tool", "user"]
+    assert prompts(server.requests[1]) == ["go", "use p\u00f6rt 8080"]
+
+
+def test_commands_wait_for_the_end_of_the_turn_and_keep_their_place(typing):
+    with FlakyServer([HELD, "PONG", "PANG"]) as server:
+        screen = typing(server)
+        for line in ("first", "/mode plan", "second", "exit"):
+            screen.send(f"{line}\r")
+            screen.expect(f"queued: {line}")
+        server.release()
+        screen.expect("PONG")
+        screen.expect("mode: plan")
+        screen.expect("> second")
+        assert (screen.wait(), termios.tcgetattr(screen.slave)) == (0, screen.settings)
+    assert [len(prompts(request)) for request in server.requests] == [1, 2, 3]
+
+
+def test_ctrl_c_gives_back_what_was_queued(typing):
+    with FlakyServer([HELD, "PONG"]) as server:
+        screen = typing(server)
+        for line in ("first", "/status"):
+            screen.send(f"{line}\r")
+            screen.expect(f"queued: {line}")
+        screen.interrupt()
+        screen.expect("(cancelled)")
+        screen.expect("was not sent")
+        screen.expect("> first")
+        screen.listens()
+        screen.send("\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert prompts(server.requests[1]) == ["go", "first\n/status"]
+
+
+def test_what_was_queued_or_begun_before_a_question_does_not_answer_it(typing, workspace):
+    step = call("write_file", path="a.txt", content="a") | {"hold": "before"}
+    with FlakyServer([step, "PONG"]) as server:
+        screen = typing(server)
+        screen.send("y\r")
+        screen.expect("queued: y")
+        screen.send("y")
+        server.release()
+        screen.question()
+        screen.send("n\r")
+        screen.expect("PONG")
+        screen.expect("> y")
+        screen.send("\x15exit\r")
+        assert (screen.wait(), termios.tcgetattr(screen.slave)) == (0, screen.settings)
+    assert results(server.requests[1])[0].startswith("denied: ")
+    assert prompts(server.requests[1]) == ["go", "y"]
+    assert not (workspace / "a.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "keys, text",
+    [
+        pytest.param("one\rtwo\rthree\r", "one\ntwo\nthree", id="lines"),
+        pytest.param("one\r\ntwo\r\n", "one\ntwo", id="CRLF"),
+        pytest.param("\x1b[Aone\r", "one", id="an arrow"),
+    ],
+)
+def test_what_comes_at_once_is_one_text(typing, keys, text):
+    with FlakyServer([HELD, "PONG"]) as server:
+        screen = typing(server)
+        screen.send(keys)
+        screen.expect("queued: one")
+        server.release()
+        screen.expect("PONG")
+        leave(screen)
+    assert prompts(server.requests[1]) == ["go", text]
+
+
+@pytest.mark.parametrize("typing", ["live"], indirect=True)
+def test_a_marked_paste_is_one_text_and_keys_edit_it(typing):
+    with FlakyServer([HELD, "PONG"]) as server:
+        screen = typing(server)
+        screen.send("wrong\x15two words\x17\x1b[200~a\r\n\tb\rc\x1b[201~")
+        screen.expect("<'two a\\n\\tb\\nc'>")
+        screen.send("\x1b[D\x1b\r")
+        screen.expect("queued: two a")
+        server.release()
+        screen.expect("PONG")
+        leave(screen)
+    assert prompts(server.requests[1]) == ["go", "two a\n\tb\nc"]
+
+
+def test_ctrl_d_in_a_turn_leaves_behind_it(typing):
+    with FlakyServer([HELD, "PONG"]) as server:
+        screen = typing(server)
+        screen.send("last\r")
+        screen.expect("queued: last")
+        screen.send("\x04")
+        until(lambda: not screen.read(0.1))
+        server.release()
+        screen.expect("PONG")
+        assert (screen.wait(), termios.tcgetattr(screen.slave)) == (0, screen.settings)
+    assert prompts(server.requests[1]) == ["go", "last"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_terminal_as_it_was(typing, number):
+    with FlakyServer([HELD]) as server:
+        screen = typing(server)
+        screen.send("half")
+        screen.expect("half")
+        screen.process.send_signal(number)
+        assert (screen.wait(), termios.tcgetattr(screen.slave)) == (128 + number, screen.settings)
+        assert re.findall(r"\x1b\[\?2004([hl])", screen.output)[-1:] in ([], ["l"])
+
+
+def type_on(screen, letters: str, chance: random.Random, server: FlakyServer) -> None:
+    """Type letters at random moments, and let the server go on at one of them."""
+    at = chance.randrange(len(letters))
+    for letter in letters[:at]:
+        screen.send(letter)
+        screen.read(chance.random() / 100)
+    server.release()
+    for letter in letters[at:]:
+        screen.send(letter)
+        screen.read(chance.random() / 100)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TYPING_SEEDS", "12"))))
+def test_no_key_is_lost_where_a_question_comes_and_where_the_turn_ends(typing, seed):
+    """All that was typed stands in the answer to the question or in the next prompt, in order."""
+    chance, letters = random.Random(seed), string.ascii_letters
+    step = call("write_file", path="a.txt", content="a") | {"hold": "before"}
+    with FlakyServer([step, {"text": "PONG", "hold": "before"}, "PANG"]) as server:
+        screen = typing(server)
+        type_on(screen, letters[:26], chance, server)
+        screen.match(re.compile(r"\[y/n/a\] "))
+        until(lambda: not screen.read(0.1))
+        screen.send("\r")
+        until(lambda: len(server.requests) == 2 and server.holding.is_set())
+        type_on(screen, letters[26:], chance, server)
+        screen.match(re.compile(r"[\r\n]> "))
+        until(lambda: not screen.read(0.25))
+        screen.send("\r")
+        screen.expect("PANG")
+        leave(screen)
+    answer = results(server.requests[1])[0].removeprefix("denied: the user said").lstrip(": ")
+    answer = "" if answer == "no" else answer
+    draft = prompts(server.requests[2])[-1]
+    assert draft == "".join(letter for letter in letters if letter not in answer)
+    assert answer in letters
