@@ -12346,6 +12346,7 @@ def outcome_lines(status: str, content: str, live: Sequence[str] = ()) -> list[s
 
 
 LIVE_LINES = 10  # of a running command's output, without a live region
+LIVE_SECONDS = 1.0  # from its first output on, until it is worth that
 BELL_SECONDS = 10.0  # a turn that took longer rings at its end
 
 
@@ -12381,6 +12382,7 @@ class Screen:
         self.last_call = ""  # id of the call whose line was printed last
         self.output = ""  # of the running command, as far as it was not shown
         self.shown: list[str] = []  # lines of it that were
+        self.follows: threading.Timer | None = None  # after which its output is shown at once
         self.lock = threading.RLock()  # events also come from the thread that reads typed lines
 
     live = False  # whether a region at the end is redrawn, with what is being typed
@@ -12457,23 +12459,36 @@ class Screen:
     def on_tool_use(self, id: str, name: str, arguments: dict[str, Any]) -> None:
         """A call begins."""
         self.line(f"→ {call_line(name, arguments)}")
-        self.last_call, self.output, self.shown = id, "", []
+        self.last_call = id
 
     def on_tool_output(self, id: str, text: str) -> None:
-        """A running command printed something: its first lines are shown at once."""
-        *lines, self.output = (self.output[-LINE_CHARS:] + text).split("\n")
-        room = LIVE_LINES - len(self.shown)
-        for line in said_lines("\n".join(lines))[:room] if room else ():
-            self.shown.append(line)
-            self.line(f"    {line[:SHOWN_CHARS]}")
+        """A command that runs for a while is followed; only the first lines of it."""
+        self.output = (self.output + text)[: LIVE_LINES * LINE_CHARS]
+        if self.follows is None:
+            self.follows = threading.Timer(LIVE_SECONDS, self.follow)
+            self.follows.daemon = True
+            with contextlib.suppress(RuntimeError):  # no thread can be had: it comes with the end
+                self.follows.start()
+        elif self.follows.finished.is_set():
+            self.follow()
+
+    def follow(self) -> None:
+        """Show what a running command has printed."""
+        with self.lock:
+            *lines, self.output = self.output.split("\n")
+            for line in said_lines("\n".join(lines))[: LIVE_LINES - len(self.shown)]:
+                self.shown.append(line)
+                self.line(f"    {line[:SHOWN_CHARS]}")
 
     def on_tool_result(self, id: str, name: str, status: str, content: str, **_: Any) -> None:
         """A call ended; of calls that ran at once the name says which."""
+        if self.follows:
+            self.follows.cancel()
         if id != self.last_call:
             self.line(f"← {name}")
         for line in outcome_lines(status, content, self.shown):
             self.line(line)
-        self.last_call, self.output, self.shown = "", "", []
+        self.last_call, self.output, self.shown, self.follows = "", "", [], None
 
     def on_queued(self, text: str) -> None:
         """A line was typed while the turn runs."""
@@ -12728,7 +12743,7 @@ class Markup:
                 if child.type == "image":
                     child.content = f"![{child.content}]({child.attrs['src']})"
                 if child.type in ("html_inline", "image"):
-                    child.type, child.tag = "text", ""
+                    child.type, child.tag, child.children = "text", "", None
                 elif child.type == "softbreak":  # the model has written lines
                     child.type = "hardbreak"
         return made
@@ -12820,6 +12835,7 @@ TICK_SECONDS = 0.125
 DRAW_SECONDS = 0.05  # between two drawings because of text
 LOAD_TICKS = 3  # after which rich is imported: the first request is on its way then
 TAIL_LINES, TAIL_CHARS = 5, 4000  # of a running command's output
+EDITS = ("write_file", "edit_file")
 DIFF_LINES = 40  # of an edit under its call
 MARKS = {
     "ok": ("✓", "green"),
@@ -12854,7 +12870,7 @@ def edit_rows(name: str, arguments: Mapping[str, Any]) -> list[str]:
     def given(key: str) -> list[str]:
         names = (key, *ALIASES[key])
         text = next((arguments[one] for one in names if isinstance(arguments.get(one), str)), "")
-        return visible(text).split("\n")
+        return visible(text).removesuffix("\n").split("\n")
 
     if name == "write_file":
         rows = [f"+{line}" for line in given("content")]
@@ -12879,7 +12895,8 @@ class LiveCall:
 
     def __init__(self, name: str, arguments: Mapping[str, Any], began: float) -> None:
         self.name, self.arguments, self.began = name, arguments, began
-        self.line = call_line(name, arguments)
+        known = itertools.islice(arguments.items(), 1 if name in EDITS else None)
+        self.line = call_line(name, dict(known))  # of an edit the diff says the rest
         self.tail = ""  # the end of its output
 
 
@@ -14523,11 +14540,8 @@ def run_demo(settings: Settings, signals: Signals, screen: Screen, *, keep: bool
             agent = build_agent(made, emit=screen.emit)
             agent.signals = signals
             screen.line(f"> {DEMO_PROMPT}")
-            try:
-                with screen.turn(agent):
-                    result = agent.run(DEMO_PROMPT)
-            finally:
-                agent.close()
+            with contextlib.closing(agent), screen.turn(agent):
+                result = agent.run(DEMO_PROMPT)
         screen.end_line()
         passed = subprocess.run(test, cwd=folder, capture_output=True).returncode == 0
         screen.line(f"demo: {result.status}, the test {'passes' if passed else 'FAILS'} now")
