@@ -12565,16 +12565,17 @@ def fit(text: str, width: int) -> str:
 
 def wrapped(text: str, width: int) -> list[str]:
     """Text in rows of so many columns, broken behind a blank where one is near."""
-    rows, text = [], text.expandtabs(4)
-    while text:
-        head = text[:width]
+    rows, at, text = list[str](), 0, text.expandtabs(4)
+    while at < len(text):
+        head = text[at : at + width]
         while len(head) > 1 and cells(head) > width:
             head = head[:-1]
+        end = at + len(head)
         blank = head.rfind(" ") + 1
-        if len(head) < len(text) and blank > len(head) // 2:
-            head = head[:blank]
-        rows.append(head)
-        text = text[len(head) :]
+        if end < len(text) and text[end] != " " and blank > len(head) // 2:
+            end = at + blank
+        rows.append(text[at:end])
+        at = end + (text[end : end + 1] == " " and end + 1 < len(text))
     return rows
 
 
@@ -13207,6 +13208,11 @@ class UiScreen(Screen):
         self.calls[output_id(id)] = LiveCall(name, arguments, self.clock())
         self.draw()
 
+    def on_approval(self, id: str, **_: Any) -> None:
+        """A person was asked about a call; how long that took is not its time."""
+        if call := self.calls.get(output_id(id)):
+            call.began = self.clock()
+
     def on_tool_output(self, id: str, text: str) -> None:
         """A running command printed something."""
         call = self.calls.setdefault(id, LiveCall(id, {}, self.clock()))
@@ -13217,8 +13223,9 @@ class UiScreen(Screen):
         call = self.calls.pop(output_id(id), None) or LiveCall(name, {}, self.clock())
         outcome, seen, longer = short_outcome(name, status, content)
         mark, style = MARKS[seen]
-        ms, width = more.get("ms") or 0, self.size()[0] - 1
-        end = f"  {ms / 1000:.1f} s" if ms > 1000 else ""
+        width = self.size()[0] - 1
+        seconds = min(more["ms"] / 1000, self.clock() - call.began)
+        end = f"  {seconds:.1f} s" if seconds > 1 else ""
         end += "  /show" if longer and width >= 60 else ""
         line = fit(call.line, max(8, width - 2 - len(end) - min(cells(outcome) + 2, width // 2)))
         outcome = fit(outcome, max(0, width - cells(line) - len(end) - 4))
