@@ -12802,19 +12802,17 @@ class Region:
         sizes = [max(1, -(-cells(row) // width)) for row in old] or [1]
         up = rise(min(sum(sizes[:-1]), height - 1))
         total = min(sum(sizes), height)
-        wipe = up + "\x1b[K\r\n" * (total - 1) + "\x1b[K\r" + rise(total - 1) if old else ""
+        wipe = up + "\x1b[K\n" * (total - 1) + "\x1b[K\r" + rise(total - 1) if old else ""
         if not (old or above or rows):
             return ""
-        return f"\r{wipe}{''.join(f'{line}{chr(13)}{chr(10)}' for line in above)}" + (
-            "\r\n".join(self.rows) + "\r" * bool(rows)
-        )
+        return "\r" + wipe + "\n".join([*above, *(self.rows or [""])]) + "\r" * bool(rows)
 
     def changes(self, old: Sequence[str]) -> str:
         """What to write where only some rows are others, or new ones come at the end."""
         at, parts = len(old) - 1, []
         for number, row in enumerate(self.rows):
             if number >= len(old):
-                parts.append(f"\r\n{row}")
+                parts.append(f"\n{row}")
                 at = number
             elif row != old[number]:
                 move = rise(at - number) if number <= at else f"\x1b[{number - at}B"
