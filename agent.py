@@ -12323,6 +12323,7 @@ def call_line(name: str, arguments: Mapping[str, Any]) -> str:
         text = value if isinstance(value, str) else encode(value)
         parts.append(text if number == 0 else f"{key}={text}")
     line = visible(", ".join(parts)).replace("\n", "\\n")
+    name = visible(name).replace("\n", "\\n")[:SHOWN_CHARS]
     return f"{name}({line[:SHOWN_CHARS]}{'...' if len(line) > SHOWN_CHARS else ''})"
 
 
@@ -12922,7 +12923,7 @@ class UiScreen(Screen):
         self.began = self.drawn = 0.0
         self.busy = False
         self.told = self.reply = 0  # tokens that were counted, and characters that were not
-        self.hushed = 0  # how often the terminal was given away
+        self.hushed = False  # the terminal was given away
         self.drawing = self.stop_later = False
 
     @contextlib.contextmanager
@@ -13005,14 +13006,15 @@ class UiScreen(Screen):
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
         """While it lasts the terminal belongs to a question or an editor: nothing of ours moves."""
-        with self.whole():
-            self.end_text()
-            self.hushed += 1
-            self.draw()
+        before = self.hushed
         try:
+            with self.whole():
+                self.end_text()
+                self.hushed = True
+                self.draw()
             yield
         finally:
-            self.hushed -= 1
+            self.hushed = before
 
     def typed(self, text: str) -> None:
         """What is being typed while a turn runs."""
