@@ -964,6 +964,7 @@ def test_a_turn_has_a_spinner_and_leaves_nothing_of_it(terminal):
     with FlakyServer([{"text": "PONG **bold**", "hold": "before"}]) as server:
         screen = terminal(server=server, ui=True)
         ask(screen, "ping")
+        until(server.holding.is_set)
         screen.match(re.compile(r"thinking · \d+ s"))
         screen.expect("flaky-1 · ask · sandbox off")
         server.release()
