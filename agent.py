@@ -12850,7 +12850,7 @@ def short_outcome(name: str, status: str, content: str) -> tuple[str, str, bool]
     """What a call came to, in a few words; its status for the eye; whether there is more of it."""
     lines = said_lines(content) or [""]
     if status == "cancelled":
-        return lines[-1].strip("[]"), status, len(lines) > 1
+        return lines[-1].strip("[]").partition(";")[0], status, len(lines) > 1
     if status != "ok":
         return lines[0].removeprefix(f"{status}: "), status, len(lines) > 1
     found = re.fullmatch(r"\[(exit code \d+|ended by signal \d+|timed out .*)\]", lines[-1])
