@@ -12591,9 +12591,12 @@ def promises(text: str) -> bool:
 # never redrawn. What was typed before a question was shown never answers it.
 
 
-def visible(text: str) -> str:
-    """Text that can not move the cursor or hide: control and direction characters are escaped."""
-    hidden = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200c\u200d]"  # reveal() lets joiners be
+def visible(text: str, *, joiners: str = "\u200c\u200d") -> str:
+    """Text that can not move the cursor or hide: control and direction characters are escaped.
+
+    Of the joiners those in emoji and scripts stay where none are named; as in reveal().
+    """
+    hidden = f"[\x00-\x08\x0b-\x1f\x7f-\x9f{joiners}]"
     return re.sub(f"{hidden}|{INVISIBLE.pattern}", escaped_characters, text)
 
 
@@ -12607,17 +12610,32 @@ def call_line(name: str, arguments: Mapping[str, Any]) -> str:
         text = value if isinstance(value, str) else encode(value)
         parts.append(text if number == 0 else f"{key}={text}")
     line = visible(", ".join(parts)).replace("\n", "\\n")
+    name = visible(name).replace("\n", "\\n")[:SHOWN_CHARS]
     return f"{name}({line[:SHOWN_CHARS]}{'...' if len(line) > SHOWN_CHARS else ''})"
 
 
-def outcome_lines(status: str, content: str) -> list[str]:
-    """What a result looks like under its call: the last lines, and how many there are."""
-    lines = [line for line in visible(content).split("\n") if line.strip()]
-    shown = [line[:SHOWN_CHARS] for line in lines[-SHOWN_LINES:]]
-    if len(lines) > SHOWN_LINES:
+def said_lines(text: str) -> list[str]:
+    """The lines of a text that say something."""
+    return [line for line in visible(text).split("\n") if line.strip()]
+
+
+def outcome_lines(status: str, content: str, live: Sequence[str] = ()) -> list[str]:
+    """What a result looks like under its call: the last lines, and how many there are.
+
+    `live` are its first lines, where they were shown while it ran.
+    """
+    lines = said_lines(content)
+    seen = len(live) if lines[: len(live)] == list(live) else 0
+    shown = [line[:SHOWN_CHARS] for line in lines[seen:][-SHOWN_LINES:]]
+    if len(lines) - seen > SHOWN_LINES:
         shown.insert(0, f"[{len(lines)} lines]")
     mark = {"ok": " ", "error": "!", "denied": "x", "cancelled": "x"}[status]
     return [f"  {mark} {line}" for line in shown]
+
+
+LIVE_LINES = 10  # of a running command's output, without a live region
+LIVE_SECONDS = 1.0  # from its first output on, until it is worth that
+BELL_SECONDS = 10.0  # a turn that took longer rings at its end
 
 
 def takes_codes(environ: Mapping[str, str]) -> bool:
@@ -12625,16 +12643,34 @@ def takes_codes(environ: Mapping[str, str]) -> bool:
     return environ.get("TERM", "dumb") not in ("", "dumb") and not environ.get("NO_COLOR")
 
 
+def queued_line(text: str) -> str:
+    """A prompt that waits for its time, in one line."""
+    line = text.strip().replace("\n", "\\n")
+    return f"queued: {line[:SHOWN_CHARS]}{'...' if len(line) > SHOWN_CHARS else ''}"
+
+
 class Screen:
     """Events as text: the model's words to `out`, everything else to `err`."""
 
-    def __init__(self, out: Any, err: Any, *, streams: bool = True) -> None:
+    def __init__(
+        self,
+        out: Any,
+        err: Any,
+        *,
+        streams: bool = True,
+        bell: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.out = out
         self.err = err
         self.streams = streams  # the text is shown as it comes
+        self.bell, self.clock = bell, clock
         self.failure = ""  # why output was lost
         self.open_line = False
         self.last_call = ""  # id of the call whose line was printed last
+        self.output = ""  # of the running command, as far as it was not shown
+        self.shown: list[str] = []  # lines of it that were
+        self.follows: threading.Timer | None = None  # after which its output is shown at once
         self.lock = threading.RLock()  # events also come from the thread that reads typed lines
 
     live = False  # whether a region at the end is redrawn, with what is being typed
@@ -12651,6 +12687,32 @@ class Screen:
         """While it lasts the terminal belongs to a question or an editor: nothing of ours moves."""
         self.end_line()
         yield
+
+    @contextlib.contextmanager
+    def turn(self, agent: Agent, long: float = BELL_SECONDS) -> Iterator[None]:
+        """While it lasts the agent is at work; one that took long rings at its end."""
+        began = self.clock()
+        try:
+            yield
+        finally:
+            if self.clock() - began > long:
+                self.ring()
+
+    def ring(self) -> None:
+        """Tell a person who looks elsewhere that it is their turn."""
+        if self.bell and self.err.isatty():
+            self.write(self.err, "\a")
+
+    def question(self, question: Question, shown: str) -> str:
+        """What is shown of a question, as it looks here."""
+        return shown
+
+    def status_text(self, agent: Agent) -> str:
+        """Model, mode, sandbox, the share of the window and the money of the session."""
+        _, window, money = agent.figures(agent.session.header["usage"]).split("; ")
+        sandbox = agent.workspace.sandbox_state.partition(":")[0]
+        parts = [agent.mask(agent.client.model), agent.mode, f"sandbox {sandbox}", window]
+        return visible(" · ".join([*parts, *([money] if "$" in money else [])]))
 
     def typed(self, text: str) -> None:
         """What is being typed while a turn runs; without a live region the terminal echoes it."""
@@ -12687,13 +12749,38 @@ class Screen:
         self.line(f"→ {call_line(name, arguments)}")
         self.last_call = id
 
+    def on_tool_output(self, id: str, text: str) -> None:
+        """A command that runs for a while is followed; only the first lines of it."""
+        self.output = (self.output + text)[: LIVE_LINES * LINE_CHARS]
+        if self.follows is None:
+            self.follows = threading.Timer(LIVE_SECONDS, self.follow)
+            self.follows.daemon = True
+            with contextlib.suppress(RuntimeError):  # no thread can be had: it comes with the end
+                self.follows.start()
+        elif self.follows.finished.is_set():
+            self.follow()
+
+    def follow(self) -> None:
+        """Show what a running command has printed."""
+        with self.lock:
+            *lines, self.output = self.output.split("\n")
+            for line in said_lines("\n".join(lines))[: LIVE_LINES - len(self.shown)]:
+                self.shown.append(line)
+                self.line(f"    {line[:SHOWN_CHARS]}")
+
     def on_tool_result(self, id: str, name: str, status: str, content: str, **_: Any) -> None:
         """A call ended; of calls that ran at once the name says which."""
+        if self.follows:
+            self.follows.cancel()
         if id != self.last_call:
             self.line(f"← {name}")
-        self.last_call = ""
-        for line in outcome_lines(status, content):
+        for line in outcome_lines(status, content, self.shown):
             self.line(line)
+        self.last_call, self.output, self.shown, self.follows = "", "", [], None
+
+    def on_queued(self, text: str) -> None:
+        """A line was typed while the turn runs."""
+        self.line(queued_line(text))
 
     def on_retry(
         self, attempt: int, of: int, delay: float, reason: str, restarts_reply: bool
@@ -12724,15 +12811,748 @@ class Screen:
         """Something the user should know."""
         self.line(f"agent: {text}")
 
-    def on_queued(self, text: str) -> None:
-        """A line was typed while a turn runs."""
-        self.line(f"queued: {text}")
-
     def on_compacted(self, archive: str, **figures: int) -> None:
         """The conversation was shortened."""
         text = "agent: compacted {messages_before} to {messages_after} messages, about"
         text += " {tokens_before} to {tokens_after} tokens; the originals are in "
         self.line(text.format(**figures) + (archive or "memory, as long as the agent runs"))
+
+
+# -- what the extra `ui` shows ------------------------------------------------
+
+SGR = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+SGR_CODE = Regex(r"\x1b\[[\d;]*m")
+
+
+def paint(text: str, *styles: str) -> str:
+    """Text in colours that every terminal has; it ends as it began."""
+    return f"\x1b[{';'.join(map(SGR.__getitem__, styles))}m{text}\x1b[0m" if text else ""
+
+
+def cells(text: str) -> int:
+    """How many columns a text takes at most: terminals differ in what emoji are joined."""
+    text = SGR_CODE.sub("", text)
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    joined = text.count("\ufe0f")
+    return joined + cell_len(re.sub("[\u200d\ufe0f]", "", text))
+
+
+def fit(text: str, width: int) -> str:
+    """Text in one row of so many columns; where it is cut stands "…"."""
+    text = text.expandtabs(4)
+    if len(text) <= 2 * width and cells(text) <= width:
+        return text
+    text = text[: 2 * width]
+    while text and cells(text) >= width:
+        text = text[:-1]
+    return f"{text}…" if width > 0 else ""
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Text in rows of so many columns, broken behind a blank where one is near."""
+    rows, at, text = list[str](), 0, text.expandtabs(4)
+    while at < len(text):
+        head = text[at : at + width]
+        while len(head) > 1 and cells(head) > width:
+            head = head[:-1]
+        end = at + len(head)
+        blank = head.rfind(" ") + 1
+        if end < len(text) and text[end] != " " and blank > len(head) // 2:
+            end = at + blank
+        rows.append(text[at:end])
+        at = end + (text[end : end + 1] == " " and end + 1 < len(text))
+    return rows
+
+
+FENCE = Regex(r"( *)(`{3,}(?=[^`]*$)|~{3,})")
+ITEM = Regex(r" {0,3}(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
+ITEM_LINES = 8  # a list of more lines may end before an item: it need not be shown whole
+
+
+class Blocks:
+    """Markdown, as it comes, in parts that can be shown one after another.
+
+    A block ends at a blank line, at the end of its fence, before and behind a heading; a list only
+    where it does not go on, or before an item when it is long.
+    """
+
+    def __init__(self) -> None:
+        self.rest = ""  # a line whose end has not come
+        self.begin()
+
+    def begin(self, *, joined: bool = False) -> None:
+        """Nothing of the next block is there; `joined`: no blank line stands before it."""
+        self.lines: list[str] = []  # of the open block, but those that were taken
+        self.size = 0  # lines of the open block
+        self.kind = ""  # of the open block: text, list, fence
+        self.fence = ""  # the mark that ends the code which is open
+        self.blank = False  # the last line was
+        self.joined = joined
+
+    def add(self, text: str) -> list[tuple[str, bool]]:
+        """Take text; returns the blocks that ended, and whether they join what is before them."""
+        ended: list[tuple[str, bool]] = []
+        *lines, self.rest = (self.rest + text).split("\n")
+        for line in lines:
+            self.take(visible(line.removesuffix("\r"), joiners=""), ended)
+        return ended
+
+    def take(self, line: str, ended: list[tuple[str, bool]]) -> None:
+        """One more line."""
+        if self.fence:
+            self.keep(line)
+            mark = line.strip()
+            if mark.startswith(self.fence) and not mark.strip(self.fence[0]):
+                self.fence = ""
+                self.end(ended, self.kind == "fence")
+            return
+        if not line.strip():
+            self.blank = True
+            self.end(ended, self.kind == "text")
+            if self.kind:
+                self.keep(line)
+            return
+        fence, heading = FENCE.match(line), re.match(r" {0,3}#{1,6}(?:\s|$)", line)
+        inside = self.kind == "list" and line[0] in " \t"
+        self.end(ended, self.kind != "" and not inside and self.breaks(line, fence or heading))
+        self.blank = False
+        self.keep(line)
+        if fence and (inside or len(fence[1]) < 4):
+            self.kind, self.fence = self.kind or "fence", fence[2]
+        elif ITEM.match(line):
+            self.kind = "list"
+        self.kind = self.kind or "text"
+        self.end(ended, bool(heading) and self.kind == "text")
+
+    def breaks(self, line: str, mark: Any) -> bool:
+        """Whether a line that is not part of an item begins a new block."""
+        long = self.kind == "list" and self.size >= ITEM_LINES and bool(ITEM.match(line))
+        return bool(mark) or self.blank or long
+
+    def keep(self, line: str) -> None:
+        """A line of the open block."""
+        self.lines.append(line)
+        self.size += 1
+
+    def end(self, ended: list[tuple[str, bool]], ends: bool = True) -> None:
+        """The open block is whole, if it ends here."""
+        if ends and self.kind:
+            ended.append(("\n".join(self.lines).rstrip("\n"), self.joined))
+            self.begin(joined=not self.blank and self.kind == "list")
+
+    def drain(self) -> list[str]:
+        """The lines of the open block that were not taken yet."""
+        lines, self.lines = self.lines, []
+        return lines
+
+    def finish(self) -> list[tuple[str, bool]]:
+        """The text is at its end; the blocks that end with it."""
+        ended = self.add("\n") if self.rest else []
+        self.end(ended)
+        self.begin()
+        return ended
+
+
+MARKDOWN_STYLES = {
+    "markdown.code": "cyan",
+    "markdown.h1": "bold underline",
+    "markdown.h2": "bold",
+    "markdown.h3": "bold",
+    "markdown.h4": "bold italic",
+    "markdown.block_quote": "dim",
+    "markdown.item.bullet": "cyan",
+    "markdown.item.number": "cyan",
+    "markdown.hr": "dim",
+    "markdown.link": "underline",
+    "markdown.link_url": "underline",
+}
+# What a renderer may raise over text that nobody foresaw; then it is shown as it is.
+ODD_TEXT = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+RENDERED_CHARS = 20_000  # of a block; a longer one is shown as it is
+
+
+class Markup:
+    """Markdown as rows for a terminal; `rich` is imported when it is first needed."""
+
+    def __init__(self) -> None:
+        self.console: Any = None
+        self.markdown: Any = None
+
+    def load(self) -> None:
+        """Get ready: takes a tenth of a second."""
+        from rich.console import Console
+        from rich.markdown import CodeBlock, Heading, Markdown
+        from rich.padding import Padding
+        from rich.syntax import Syntax
+        from rich.theme import Theme
+
+        class Code(CodeBlock):
+            """Code without a background, so that it can be copied."""
+
+            def __rich_console__(self, console: Any, options: Any) -> Any:
+                code = str(self.text).rstrip()
+                colours: dict[str, Any] = {"theme": "ansi_dark", "background_color": "default"}
+                made = Syntax(code, self.lexer_name, word_wrap=True, **colours)
+                yield Padding(made, (0, 0, 0, 2))
+
+        class Title(Heading):
+            """A heading at the left."""
+
+            LEVEL_ALIGN = {}
+
+        class Plain(Markdown):
+            """Markdown whose elements are these."""
+
+            elements = Markdown.elements | {
+                "fence": Code,
+                "code_block": Code,
+                "heading_open": Title,
+            }
+
+        self.markdown = Plain
+        self.console = Console(
+            file=io.StringIO(),
+            force_terminal=True,
+            color_system="standard",
+            theme=Theme(MARKDOWN_STYLES),
+            legacy_windows=False,
+            _environ={},
+        )
+
+    def parsed(self, source: str) -> Any:
+        """Markdown without what would be left out of it: HTML, the address of a picture."""
+        made = self.markdown(source, hyperlinks=False)
+        for token in made.parsed:
+            if token.type == "html_block":
+                token.type, token.tag, token.info = "fence", "code", "html"
+            for child in token.children or ():
+                if child.type == "image":
+                    child.content = f"![{child.content}]({child.attrs['src']})"
+                if child.type in ("html_inline", "image"):
+                    child.type, child.tag, child.children = "text", "", None
+                elif child.type == "softbreak":  # the model has written lines
+                    child.type = "hardbreak"
+        return made
+
+    def rows(self, source: str, width: int) -> list[str]:
+        """A block in rows of so many columns."""
+        plain = source.split("\n")
+        if len(source) > RENDERED_CHARS:
+            return plain
+        if self.console is None:
+            self.load()
+        options = self.console.options.update(width=max(width, 4))
+        try:
+            lines = self.console.render_lines(self.parsed(source), options, pad=False)
+        except (*ODD_TEXT, RecursionError):
+            return plain
+        rows = list(map(self.row, lines))
+        while rows and not rows[-1]:
+            rows.pop()
+        while rows and not rows[0]:
+            del rows[0]
+        return rows or plain  # e.g. the address that a name stands for
+
+    def row(self, segments: Sequence[Any]) -> str:
+        """One row without blanks at its end."""
+        from rich.color import ColorSystem
+
+        kept = list(segments)
+        while kept and not kept[-1].text.strip():
+            kept.pop()
+        texts = [one.text for one in kept]
+        texts[-1:] = [text.rstrip() for text in texts[-1:]]
+        return "".join(
+            one.style.render(text, color_system=ColorSystem.STANDARD) if one.style else text
+            for one, text in zip(kept, texts, strict=True)
+        )
+
+
+class Region:
+    """The rows at the end of the output that are redrawn; the cursor waits before the last one."""
+
+    def __init__(self) -> None:
+        self.rows: list[str] = []
+        self.width = 80
+
+    def frame(self, above: Sequence[str], rows: Sequence[str], width: int, height: int) -> str:
+        """What to write so that these lines stand above it for ever, and it has these rows.
+
+        A narrower window has broken the old rows into more; the cursor moves up inside them only.
+        """
+        old, before = self.rows, self.width
+        self.rows, self.width = list(rows), width
+        if old and not above and width == before and len(rows) >= len(old):
+            return self.changes(old)
+        sizes = [max(1, -(-cells(row) // width)) for row in old] or [1]
+        up = rise(min(sum(sizes[:-1]), height - 1))
+        total = min(sum(sizes), height)
+        wipe = up + "\x1b[K\n" * (total - 1) + "\x1b[K\r" + rise(total - 1) if old else ""
+        if not (old or above or rows):
+            return ""
+        return "\r" + wipe + "\n".join([*above, *(self.rows or [""])]) + "\r" * bool(rows)
+
+    def changes(self, old: Sequence[str]) -> str:
+        """What to write where only some rows are others, or new ones come at the end."""
+        at, parts = len(old) - 1, []
+        for number, row in enumerate(self.rows):
+            if number >= len(old):
+                parts.append(f"\n{row}")
+                at = number
+            elif row != old[number]:
+                move = rise(at - number) if number <= at else f"\x1b[{number - at}B"
+                parts.append(f"{move}\r{row}\x1b[K")
+                at = number
+            if number == len(old) - 1 and at < number and (parts or len(self.rows) > len(old)):
+                parts.append(f"\x1b[{number - at}B")
+                at = number
+        return "".join(parts) + "\r" * bool(parts)
+
+
+def rise(rows: int) -> str:
+    """The code that moves the cursor up."""
+    return f"\x1b[{rows}A" if rows > 0 else ""
+
+
+FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+TICK_SECONDS = 0.125
+DRAW_SECONDS = 0.05  # between two drawings because of text
+LOAD_TICKS = 3  # after which rich is imported: the first request is on its way then
+TAIL_LINES, TAIL_CHARS = 5, 4000  # of a running command's output
+EDITS = ("write_file", "edit_file")
+DIFF_LINES = 40  # of an edit under its call
+MARKS = {
+    "ok": ("✓", "green"),
+    "error": ("✗", "red"),
+    "denied": ("⊘", "yellow"),
+    "cancelled": ("■", "yellow"),
+}
+LEVELS = {"info": ("dim",), "warning": ("yellow",), "error": ("red",)}
+
+
+def short_outcome(name: str, status: str, content: str) -> tuple[str, str, bool]:
+    """What a call came to, in a few words; its status for the eye; whether there is more of it."""
+    lines = said_lines(content) or [""]
+    if status == "cancelled":
+        return lines[-1].strip("[]").partition(";")[0], status, len(lines) > 1
+    if status != "ok":
+        return lines[0].removeprefix(f"{status}: "), status, len(lines) > 1
+    found = re.fullmatch(r"\[(exit code \d+|ended by signal \d+|timed out .*)\]", lines[-1])
+    if name == "bash" and found:
+        *lines, _ = lines
+        last = lines[-1].strip() if lines else ""
+        if found[1] == "exit code 0":
+            return last, "ok", len(lines) > 1
+        return f"{found[1]}: {last}", "error", len(lines) > 1
+    many = len(lines) > 1
+    return (f"{len(lines)} lines" if many else lines[0].strip()), status, many
+
+
+def edit_rows(name: str, arguments: Mapping[str, Any]) -> list[str]:
+    """The lines of a diff that shows what a call wrote; none for other tools."""
+
+    def given(key: str) -> list[str]:
+        names = (key, *ALIASES[key])
+        text = next((arguments[one] for one in names if isinstance(arguments.get(one), str)), "")
+        return visible(text).removesuffix("\n").split("\n")
+
+    if name == "write_file":
+        rows = [f"+{line}" for line in given("content")]
+    elif name == "edit_file":
+        rows = [row.rstrip("\n") for row in compared(given("old"), given("new"), "", "")[3:]]
+    else:
+        return []
+    left = len(rows) - DIFF_LINES
+    return [*rows[:DIFF_LINES], *([f"[{left} more lines, /show]"] if left > 0 else [])]
+
+
+def painted_diff(line: str) -> str:
+    """A line of a diff in its colour."""
+    for mark, style in (("+++", "bold"), ("---", "bold"), ("@@", "cyan"), ("+", "green")):
+        if line.startswith(mark):
+            return paint(line, style)
+    return paint(line, "red") if line.startswith("-") else line
+
+
+class LiveCall:
+    """A call that runs, as it is shown."""
+
+    def __init__(self, name: str, arguments: Mapping[str, Any], began: float) -> None:
+        self.name, self.arguments, self.began = name, arguments, began
+        known = itertools.islice(arguments.items(), 1 if name in EDITS else None)
+        self.line = call_line(name, dict(known))  # of an edit the diff says the rest
+        self.tail = ""  # the end of its output
+
+
+class UiScreen(Screen):
+    """Events with Markdown, colours and a live region at the end; all goes to one terminal.
+
+    What is finished is printed once and stays. The region holds what still changes: the open
+    block of the answer, the calls that run, a spinner, what is being typed, the status line.
+    """
+
+    live = True
+
+    def __init__(self, out: Any, err: Any, *, signals: Signals | None = None, **more: Any) -> None:
+        super().__init__(out, err, **more)
+        self.signals = signals or Signals()
+        self.region, self.markup, self.blocks = Region(), Markup(), Blocks()
+        self.agent: Agent | None = None
+        self.above: list[str] = []  # finished, to be printed with the next drawing
+        self.raw = False  # the open block is too large for the region: printed as it comes
+        self.after = ""  # what was printed last: text, call, line
+        self.calls: dict[str, LiveCall] = {}
+        self.seen: set[str] = set()  # calls whose diff was shown in a question
+        self.thought, self.typing, self.status, self.waiting = "", "", "", ""
+        self.began = self.drawn = 0.0
+        self.busy = False
+        self.told = self.reply = 0  # tokens that were counted, and characters that were not
+        self.hushed = False  # the terminal was given away
+        self.drawing = self.stop_later = False
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """One change of what is shown, between two signals; one thread at a time."""
+        main = threading.current_thread() is threading.main_thread()
+        with self.signals if main else contextlib.nullcontext(), self.lock:
+            yield
+
+    def emit(self, kind: str, **data: Any) -> None:
+        """Show one event; none is half shown."""
+        with self.whole():
+            super().emit(kind, **data)
+            if self.agent and kind in ("usage", "tool_result", "compacted", "notice"):
+                self.status = self.status_text(self.agent)
+
+    # -- a turn
+
+    @contextlib.contextmanager
+    def turn(self, agent: Agent, long: float = BELL_SECONDS) -> Iterator[None]:
+        """While it lasts the region has a spinner and a status line."""
+        over = threading.Event()
+        ticker = threading.Thread(target=self.tick, args=(over,), daemon=True)
+        with self.whole():
+            self.agent, self.busy, self.began = agent, True, self.clock()
+            self.told, self.reply, self.after = 0, 0, ""
+            self.status = self.status_text(agent)
+        before = self.take_stop(self.stopped)
+        try:
+            with contextlib.suppress(RuntimeError):  # no thread can be had: nothing moves
+                ticker.start()
+            with super().turn(agent, long):
+                yield
+        finally:
+            try:
+                self.end_turn(over, ticker, before)
+            finally:  # a signal may have come between the two
+                self.end_turn(over, ticker, before)
+
+    def end_turn(self, over: threading.Event, ticker: threading.Thread, before: Any) -> None:
+        """No thread and no region is left."""
+        with self.signals:
+            over.set()
+            if ticker.ident:
+                ticker.join()
+            self.busy, self.agent = False, None
+            self.calls.clear()
+            self.thought, self.typing, self.waiting = "", "", ""
+            self.end_line()
+            self.take_stop(before)
+
+    def take_stop(self, handler: Any) -> Any:
+        """Who is told of Ctrl-Z; returns who was before. Only the main thread can say."""
+        before = signal.getsignal(signal.SIGTSTP)
+        main = threading.current_thread() is threading.main_thread()
+        if main and handler is not None and before is not signal.SIG_IGN:
+            signal.signal(signal.SIGTSTP, handler)
+        return before
+
+    def stopped(self, number: int, frame: Any) -> None:
+        """Ctrl-Z: the region goes before the shell comes; after `fg` it is drawn anew."""
+        if self.drawing:
+            self.stop_later = True
+            return
+        with self.quiet():
+            before = self.take_stop(signal.SIG_DFL)
+            suspend()
+            self.take_stop(before)
+
+    def tick(self, over: threading.Event) -> None:
+        """What moves by itself; in a thread of its own, while a turn runs."""
+        for number in itertools.count():
+            if over.wait(TICK_SECONDS):
+                return
+            if number == LOAD_TICKS and self.markup.console is None:
+                self.markup.load()
+            with self.lock:
+                self.draw()
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """While it lasts the terminal belongs to a question or an editor: nothing of ours moves."""
+        before = self.hushed
+        try:
+            with self.whole():
+                self.end_text()
+                self.hushed = True
+                self.draw()
+            yield
+        finally:
+            self.hushed = before
+
+    def typed(self, text: str) -> None:
+        """What is being typed while a turn runs."""
+        with self.whole():
+            self.typing = text
+            self.draw()
+
+    def countdown(self, seconds: float) -> None:
+        """Wait; the spinner says how long still."""
+        if not self.busy:
+            super().countdown(seconds)
+            return
+        self.waiting = f"waiting {seconds:.0f} s, in all"
+        try:
+            time.sleep(seconds)
+        finally:
+            self.waiting = ""
+
+    # -- drawing
+
+    def size(self) -> tuple[int, int]:
+        """Columns and rows of the terminal, as they are now."""
+        try:
+            columns, rows = os.get_terminal_size(self.out.fileno())
+        except (OSError, ValueError):
+            columns, rows = 0, 0
+        return (columns, rows) if columns > 0 and rows > 0 else (80, 24)
+
+    def draw(self) -> None:
+        """Print what is finished, and show the region as it is now."""
+        columns, height = self.size()
+        width, self.drawing = max(1, columns - 1), True
+        rows = self.body(width, max(1, height - 2)) if not self.hushed else []
+        above, self.above = self.above, []
+        text = self.region.frame(above, rows, columns, height)
+        if text:
+            self.write(self.out, text)
+        self.drawn, self.drawing = self.clock(), False
+        if self.stop_later:
+            self.stop_later = False
+            self.stopped(0, None)
+
+    def body(self, width: int, most: int) -> list[str]:
+        """The rows of the region, at most so many."""
+        fixed = []
+        if self.busy:
+            typed = [paint(fit(f"> {self.typing}", width), "bold")] if self.typing else []
+            fixed = [self.spinner(width), *typed, paint(fit(f" {self.status}", width), "dim")][
+                :most
+            ]
+        rows = self.open_rows(width, most - 3)
+        several = len(self.calls) > 1
+        for call in self.calls.values():
+            rows += self.call_rows(call, width, 1 if several else TAIL_LINES)
+        if self.thought:
+            last = said_lines(self.thought)[-1:]
+            rows += [paint(fit(line.strip(), width), "dim") for line in last]
+        rows = [row if cells(row) <= width else fit(SGR_CODE.sub("", row), width) for row in rows]
+        return rows[max(0, len(rows) - most + len(fixed)) :] + fixed
+
+    def spinner(self, width: int) -> str:
+        """That something goes on, since when, and how much has come."""
+        seconds = self.clock() - self.began
+        frame = FRAMES[int(seconds / TICK_SECONDS) % len(FRAMES)]
+        what = self.waiting or ("working" if self.calls else "thinking")
+        if self.blocks.kind or self.blocks.rest:
+            what = "writing"
+        count = self.told + self.reply // 4
+        tokens = f" · {'~' * bool(self.reply)}{count:,} tokens" if count else ""
+        return paint(fit(f"{frame} {what} · {seconds:.0f} s{tokens} · Ctrl-C stops", width), "cyan")
+
+    def call_rows(self, call: LiveCall, width: int, lines: int) -> list[str]:
+        """A call that runs, and the end of what it has printed."""
+        seconds = self.clock() - call.began
+        since = f"  {seconds:.0f} s" if seconds >= 1 else ""
+        rows = [paint(fit(call.line, width - 2 - len(since)), "bold") + paint(since, "dim")]
+        tail = said_lines(call.tail)[-lines:]
+        return [f"→ {rows[0]}", *(paint(fit(f"  │ {line}", width), "dim") for line in tail)]
+
+    def open_rows(self, width: int, room: int) -> list[str]:
+        """The open block in rows; one that is larger than the room is printed as it comes."""
+        blocks = self.blocks
+        rest = visible(blocks.rest, joiners="")
+        if not (blocks.kind or rest):
+            return []
+        source = "\n".join([*blocks.lines, rest])
+        if not self.raw and blocks.size < room and len(source) <= room * width:
+            gap = [""] if self.after and not blocks.joined else []
+            rows = gap + (self.markup.rows(source, width) if source.strip() else [])
+            if len(rows) <= room:
+                return rows
+        if not self.raw:
+            self.begin_text(blocks.joined)
+        self.raw = True
+        self.above += blocks.drain()
+        rows = wrapped(rest, width)
+        if len(rows) > max(1, room):
+            self.above += rows[:-1]
+            blocks.rest = rows[-1]
+        return rows[-max(1, room) :]
+
+    # -- the answer
+
+    def begin_text(self, joined: bool) -> None:
+        """A blank line between a part of the answer and what stands before it."""
+        if self.after and not joined:
+            self.above.append("")
+        self.after = "text"
+
+    def show_block(self, source: str, joined: bool) -> None:
+        """A block that is whole: rendered and printed, the rest of a large one as it came."""
+        if self.raw:
+            self.above += source.split("\n") if source else []
+        else:
+            rows = self.markup.rows(source, max(1, self.size()[0] - 1))
+            self.begin_text(joined)
+            self.above += rows
+        self.raw = False
+
+    def on_text(self, text: str) -> None:
+        """A piece of the reply."""
+        if not self.streams:
+            return
+        self.thought = ""
+        self.reply += len(text)
+        for block in self.blocks.add(text):
+            self.show_block(*block)
+        if self.clock() - self.drawn >= DRAW_SECONDS:
+            self.draw()
+
+    def end_text(self) -> None:
+        """What has come of the reply is printed."""
+        self.thought = ""
+        for block in self.blocks.finish():
+            self.show_block(*block)
+        self.raw = False
+
+    def end_line(self) -> None:
+        """All that has come is printed; the cursor stands at the beginning of a line."""
+        with self.whole():
+            self.end_text()
+            self.draw()
+
+    def on_reasoning(self, text: str) -> None:
+        """What the model thinks: its last line, as long as nothing else comes."""
+        self.reply += len(text)
+        self.thought = (self.thought + text)[-TAIL_CHARS:]
+        if self.clock() - self.drawn >= DRAW_SECONDS:
+            self.draw()
+
+    # -- everything else
+
+    def add_lines(self, text: str, *styles: str) -> None:
+        """Whole lines beside the model's text, above the region."""
+        with self.whole():
+            lines = visible(text).split("\n")
+            self.above += [paint(line, *styles) if styles else line for line in lines]
+            self.after = "line"
+            self.draw()
+
+    def line(self, text: str) -> None:
+        """One whole line beside the model's text."""
+        with self.whole():
+            self.end_text()
+            self.add_lines(text)
+
+    def on_queued(self, text: str) -> None:
+        """A line was typed while the turn runs; what is being said goes on behind it."""
+        self.typing = ""
+        self.add_lines(queued_line(text), "cyan")
+
+    def on_notice(self, level: str, text: str) -> None:
+        """Something the user should know."""
+        self.end_text()
+        self.calls.pop("check", None)
+        self.add_lines(f"agent: {text}", *LEVELS[level])
+
+    def figures(self, agent: Agent) -> None:
+        """What a turn used, behind it."""
+        self.end_line()
+        if agent.usage:
+            self.add_lines(agent.figures(agent.usage), "dim")
+
+    def on_usage(self, completion_tokens: int, **_: Any) -> None:
+        """A reply was counted."""
+        self.told, self.reply = self.told + completion_tokens, 0
+
+    def on_tool_use(self, id: str, name: str, arguments: dict[str, Any]) -> None:
+        """A call begins; its line is printed when it ends."""
+        self.end_text()
+        self.calls[id] = LiveCall(name, arguments, self.clock())
+        self.draw()
+
+    def on_approval(self, id: str, **_: Any) -> None:
+        """A person was asked about a call; how long that took is not its time."""
+        if call := self.calls.get(id):
+            call.began = self.clock()
+
+    def on_tool_output(self, id: str, text: str) -> None:
+        """A running command printed something."""
+        call = self.calls.setdefault(id, LiveCall(id, {}, self.clock()))
+        call.tail = (call.tail + text)[-TAIL_CHARS:]
+
+    def on_tool_result(self, id: str, name: str, status: str, content: str, **more: Any) -> None:
+        """A call ended: one line, and what it wrote."""
+        call = self.calls.pop(id, None) or LiveCall(name, {}, self.clock())
+        outcome, seen, longer = short_outcome(name, status, content)
+        mark, style = MARKS[seen]
+        width = self.size()[0] - 1
+        seconds = min(more["ms"] / 1000, self.clock() - call.began)
+        end = f"  {seconds:.1f} s" if seconds > 1 else ""
+        end += "  /show" if longer and width >= 60 else ""
+        line = fit(call.line, max(8, width - 2 - len(end) - min(cells(outcome) + 2, width // 2)))
+        outcome = fit(outcome, max(0, width - cells(line) - len(end) - 4))
+        colours = (style,) if seen != "ok" else ("dim",)
+        shown = f"{paint(mark, style)} {paint(line, 'bold')}  {paint(outcome, *colours)}"
+        if self.after == "text":
+            self.above.append("")
+        self.above.append(shown + paint(end, "dim"))
+        if status == "ok" and id not in self.seen:
+            rows = edit_rows(name, call.arguments)
+            self.above += [f"  {painted_diff(fit(row, width - 2))}" for row in rows]
+        self.after = "call"
+        self.draw()
+
+    def question(self, question: Question, shown: str) -> str:
+        """What is shown of a question; a diff in its colours."""
+        if not question.diff:
+            return shown
+        self.seen.add(question.id)
+        return "\n".join(map(painted_diff, shown.split("\n")))
+
+    def on_result(self, **_: Any) -> None:
+        """The turn is over: nothing changes any more."""
+        self.calls.clear()
+        self.end_line()
+
+
+def shows_ui(environ: Mapping[str, str]) -> bool:
+    """Whether the extra can be used: one terminal for all that takes codes, and `rich`."""
+    try:
+        same = os.fstat(sys.stdout.fileno()).st_rdev == os.fstat(sys.stderr.fileno()).st_rdev
+    except (OSError, ValueError):
+        return False
+    if not (same and sys.stdout.isatty() and sys.stderr.isatty() and takes_codes(environ)):
+        return False
+    try:
+        import rich
+    except ImportError:
+        return False
+    return bool(rich)
 
 
 class JsonScreen:
@@ -12889,6 +13709,7 @@ class Person:
 
     def ask(self, question: Question) -> str | Always | None:
         """Show a question and read the answer; None at the end of input."""
+        self.screen.ring()
         with self.pause():
             try:
                 if question.kind == "approve" and question.name:
@@ -12901,6 +13722,7 @@ class Person:
     def approve(self, question: Question) -> str | Always:
         """The answer to a call that is shown. Raises EOFError."""
         shown, cut = shown_question(question)
+        shown = self.screen.question(question, shown)
         rules = () if cut and not question.diff else question.rules
         must = "yes" if cut and not question.diff else "y"  # of what was not seen whole
         keys = "/".join([must, "n", *(["a"] if rules else []), *(["d"] if cut else [])])
@@ -12912,7 +13734,7 @@ class Person:
             answer = self.line(shown, end)
             word = answer.strip().lower()
             if word == "d" and cut:
-                shown, _ = shown_question(question, whole=True)
+                shown = self.screen.question(question, shown_question(question, whole=True)[0])
             elif word == "y" and must == "yes":
                 shown = "It was not shown whole: type yes, or d to see all of it."
             elif word == "a" and not rules:
@@ -13364,11 +14186,8 @@ class Repl:
 
     def turn(self, text: str | None) -> None:
         """A prompt for the model; None asks it again."""
-        with self.typist:
-            if text is None:
-                result = self.agent.again()
-            else:
-                result = self.agent.run(text)
+        with self.screen.turn(self.agent), self.typist:
+            result = self.agent.again() if text is None else self.agent.run(text)
         if result.status == "cancelled":
             self.cancelled(result.exit_code)
         elif result.status not in ("done", "needs_permission"):
@@ -13607,7 +14426,8 @@ class Repl:
 
     def do_compact(self, argument: str) -> None:
         """shorten the conversation now, and what to keep: /compact [TEXT]"""
-        self.agent.compact(argument)
+        with self.screen.turn(self.agent):
+            self.agent.compact(argument)
 
     def do_copy(self, _: str) -> None:
         """copy the model's last answer to the clipboard"""
@@ -13742,6 +14562,23 @@ class Repl:
         finally:
             os.close(folder)
         self.screen.line(f"wrote {name}; it may hold private things: read it before you share it")
+
+    def do_show(self, argument: str) -> None:
+        """show the whole of the last call, or of the Nth last: /show [N]"""
+        if not re.fullmatch(r"\d{0,9}", argument) or argument.strip("0") == "" != argument:
+            raise UsageError(f"/show takes a number of calls, not {argument[:80]!r}")
+        messages = [*self.agent.session.archived(), *self.agent.transcript.messages]
+        results = {m.get("tool_call_id"): text_of(m.get("content")) for m in messages}
+        calls = {call["id"]: call["function"] for m in messages for call in calls_of(m)}
+        number = int(argument or 1)
+        if number > len(calls):
+            raise UsageError(f"there are {len(calls)} calls in this session")
+        id, function = list(calls.items())[-number]
+        self.screen.line(function["name"])
+        for key, value in read_json_object(function["arguments"])[0].items():
+            text = value if isinstance(value, str) else encode(value)
+            self.screen.line(f"{key}:\n{text}" if "\n" in text else f"{key}: {text}")
+        self.screen.line(f"->\n{results.get(id, '')}")
 
     def do_exit(self, _: str) -> None:
         """leave (also exit, Ctrl-D)"""
@@ -14286,9 +15123,9 @@ def save_crash(error: Exception, mask: Callable[[str], str]) -> str:
 def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals) -> int:
     """What the flags ask for."""
     if flags.demo:
-        return run_demo(settings, signals, keep=flags.keep)
+        return run_demo(settings, signals, choose_screen(settings, flags, signals), keep=flags.keep)
     root = workspace_root(settings)
-    screen = Screen(sys.stdout, sys.stderr, streams=sys.stdout.isatty())
+    screen = choose_screen(settings, flags, signals)
     trouble = state_trouble(root)
     if flags.sessions or flags.explain_permission is not None:
         return show_list(settings, flags, screen)
@@ -14323,6 +15160,14 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
         return code
     finally:
         agent.close()
+
+
+def choose_screen(settings: Settings, flags: argparse.Namespace, signals: Signals) -> Screen:
+    """With the extra on a terminal that can show it, else as plain text."""
+    text = flags.output_format == "text" and not settings.bare
+    if text and shows_ui(settings.environ):
+        return UiScreen(sys.stdout, sys.stderr, signals=signals, bell=settings.bell)
+    return Screen(sys.stdout, sys.stderr, streams=sys.stdout.isatty(), bell=settings.bell)
 
 
 def show_list(settings: Settings, flags: argparse.Namespace, screen: Screen) -> int:
@@ -14469,7 +15314,8 @@ def read_stdin(stdin: Any, *, whole: bool) -> tuple[bytes, str]:
 def run_once(agent: Agent, prompt: str, screen: Screen, flags: argparse.Namespace) -> int:
     """One prompt: the answer on stdout, everything else on stderr; returns the exit code."""
     screen.streams &= not flags.print
-    result = agent.run(prompt)
+    with screen.turn(agent):
+        result = agent.run(prompt)
     screen.end_line()
     if flags.output_format == "text" and result.text and not screen.streams:
         show = visible if sys.stdout.isatty() else clean
@@ -14516,7 +15362,7 @@ def run_repl(agent: Agent, person: Person, *, resumed: bool = False) -> int:
 DEMO_PROMPT = "The test fails. Find out why, fix it, and show that it passes."
 
 
-def run_demo(settings: Settings, signals: Signals, *, keep: bool) -> int:
+def run_demo(settings: Settings, signals: Signals, screen: Screen, *, keep: bool) -> int:
     """A scripted model fixes a real bug through the real loop; 0 only if the test then passes."""
     import shutil
     import tempfile
@@ -14526,7 +15372,7 @@ def run_demo(settings: Settings, signals: Signals, *, keep: bool) -> int:
     except ImportError as error:
         raise UsageError("--demo needs flaky_server.py, which lies beside agent.py") from error
     folder = Path(tempfile.mkdtemp(prefix="agent-demo-"))
-    screen = Screen(sys.stdout, sys.stdout)
+    screen.err, screen.streams = screen.out, True  # all of it is what was asked for
     test = [sys.executable, "-B", "-m", "unittest", "-q", "test_stats"]
     try:
         for name, text in DEMO_FILES.items():
@@ -14543,10 +15389,8 @@ def run_demo(settings: Settings, signals: Signals, *, keep: bool) -> int:
             agent = build_agent(made, emit=screen.emit)
             agent.signals = signals
             screen.line(f"> {DEMO_PROMPT}")
-            try:
+            with contextlib.closing(agent), screen.turn(agent):
                 result = agent.run(DEMO_PROMPT)
-            finally:
-                agent.close()
         screen.end_line()
         passed = subprocess.run(test, cwd=folder, capture_output=True).returncode == 0
         screen.line(f"demo: {result.status}, the test {'passes' if passed else 'FAILS'} now")

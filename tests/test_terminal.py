@@ -29,6 +29,7 @@ from conftest import (
     until,
 )
 
+import agent
 from agent import (
     COMMANDS,
     Agent,
@@ -805,6 +806,256 @@ def test_colours_can_be_turned_off(terminal, workspace, change):
         screen.expect("PONG")
         screen.wait()
     assert re.findall(r"\x1b\[[0-9;]*m", screen.output) == []
+
+
+# -- what the extra shows ------------------------------------------------------------------------
+
+
+class Paper:
+    """What a terminal of 24 rows and 80 columns shows in the end; knows only the codes we use."""
+
+    def __init__(self, text: str) -> None:
+        self.rows, self.at, self.column, self.highest = [""], 0, 0, 0
+        for code, letter, char in re.findall(r"\x1b\[([\d;]*)([ABKm])|([^\a])", text, re.DOTALL):
+            if letter:
+                self.move(letter, int(code) if letter in "AB" else 0)
+            else:
+                self.print(char)
+
+    def move(self, letter: str, count: int) -> None:
+        """One code; those of colours are not seen."""
+        self.highest = max(self.highest, count if letter == "A" else 0)
+        self.at += -count if letter == "A" else count
+        if letter == "K":
+            self.rows[self.at] = self.rows[self.at][: self.column]
+
+    def print(self, what: str) -> None:
+        """One character."""
+        assert what.isprintable() or what in "\r\n", f"a code that is not known: {what!r}"
+        if what in "\r\n":
+            self.column = 0
+            self.at += what == "\n"
+            self.rows += [""] * (self.at == len(self.rows))
+        else:
+            row = self.rows[self.at].ljust(self.column)
+            self.rows[self.at] = row[: self.column] + what + row[self.column + 1 :]
+            self.column += 1
+
+
+def shown_by_ui(events: list[dict], size: int = 7) -> Paper:
+    """The screen after these events, the text in pieces."""
+    out = io.StringIO()
+    screen = agent.UiScreen(out, out)
+    for event in events:
+        text = event.get("text", "") if event["kind"] == "text" else ""
+        for at in range(0, len(text), size):
+            screen.emit("text", text=text[at : at + size])
+        if not text:
+            screen.emit(**event)
+    screen.emit("result")
+    return Paper(out.getvalue())
+
+
+ANSWER = """\
+# Why
+
+It *fails* because of `x`:
+second line
+
+- one
+- two
+    - deep
+
+1. first
+
+```python
+def f():
+
+    return 1
+```
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+> quoted
+
+List<int> ![a](b.png)
+"""
+ANSWER_ROWS = """\
+Why
+
+It fails because of x:
+second line
+
+ • one
+ • two
+    • deep
+
+ 1 first
+
+  def f():
+
+      return 1
+
+ a  b
+ ────
+ 1  2
+
+▌ quoted
+
+List<int> ![a](b.png)
+"""
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_an_answer_is_shown_as_markdown_however_it_comes(size):
+    paper = shown_by_ui([{"kind": "text", "text": ANSWER}], size)
+    assert "\n".join(row.rstrip() for row in paper.rows) == ANSWER_ROWS
+
+
+@pytest.mark.parametrize("gap", ["\n", "\n\n", "\n- ", " "])
+def test_a_long_answer_is_printed_once_and_the_cursor_stays_in_the_region(gap):
+    text = gap.join(f"number {n};" for n in range(3000))
+    paper = shown_by_ui([{"kind": "text", "text": text}], 300)
+    assert re.findall(r"\d+(?=;)", "\n".join(paper.rows)) == [str(n) for n in range(3000)]
+    assert paper.highest <= 22
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "line"),
+    [
+        pytest.param("ok", "a\nb\n[exit code 0]", "✓ bash(ls)  b  /show", id="ok"),
+        pytest.param("ok", "a\n[exit code 2]", "✗ bash(ls)  exit code 2: a", id="exit code"),
+        pytest.param("error", "error: no such file", "✗ bash(ls)  no such file", id="error"),
+        pytest.param("denied", "denied: mode plan", "⊘ bash(ls)  mode plan", id="denied"),
+        pytest.param("cancelled", "[interrupted]", "■ bash(ls)  interrupted", id="cancelled"),
+    ],
+)
+def test_a_call_is_one_line_that_tells_its_outcome(status, content, line):
+    call = {"id": "1", "name": "bash"}
+    events = [
+        {"kind": "tool_use", **call, "arguments": {"command": "ls"}},
+        {"kind": "tool_output", "id": "1", "text": "a\n"},
+        {"kind": "tool_result", **call, "status": status, "content": content, "ms": 10},
+    ]
+    assert shown_by_ui(events).rows == [line, ""]
+
+
+def test_an_edit_that_nobody_was_asked_about_is_shown_as_a_diff():
+    call = {"id": "1", "name": "edit_file"}
+    edit = {"path": "a.py", "old_string": "a\nb", "new": "a\nc"}
+    done = {"status": "ok", "content": "edited a.py", "ms": 10}
+    events = [
+        {"kind": "tool_use", **call, "arguments": edit},
+        {"kind": "tool_result", **call, **done},
+    ]
+    assert shown_by_ui(events).rows == [
+        "✓ edit_file(a.py)  edited a.py",
+        "   a",
+        "  -b",
+        "  +c",
+        "",
+    ]
+
+
+def test_no_code_of_a_model_or_a_tool_reaches_the_terminal():
+    evil = "\x1b]0;title\x07\x1b[2J\x9b5A\r`\x1b[1m` [x](http://e\x1b[3m)"
+    call = {"id": "1", "name": f"write_file{evil}"}
+    events = [
+        {
+            "kind": "text",
+            "text": f"{evil}\n\n```{evil}\n{evil}\n```\n\n| {evil} |\n|--|\n| {evil} |\n",
+        },
+        {"kind": "reasoning", "text": evil},
+        {"kind": "tool_use", **call, "arguments": {evil: evil}},
+        {"kind": "tool_output", "id": "1", "text": evil},
+        {"kind": "tool_result", **call, "status": "ok", "content": evil, "ms": 10},
+        {"kind": "notice", "level": "error", "text": evil},
+        {"kind": "queued", "text": evil},
+    ]
+    assert "title" in "".join(shown_by_ui(events).rows)
+
+
+def test_a_turn_has_a_spinner_and_leaves_nothing_of_it(terminal):
+    with FlakyServer([{"text": "PONG **bold**", "hold": "before"}]) as server:
+        screen = terminal(server=server, ui=True)
+        ask(screen, "ping")
+        until(server.holding.is_set)
+        screen.match(re.compile(r"thinking · \d+ s"))
+        screen.expect("flaky-1 · ask · sandbox off")
+        server.release()
+        screen.expect("PONG bold")
+        leave(screen)
+    assert "?1049" not in screen.output and "\x1b[2J" not in screen.output
+
+
+def test_an_edit_in_a_question_has_colours(terminal):
+    with FlakyServer([call("write_file", path="a.txt", content="word\n"), "PONG"]) as server:
+        screen = terminal(server=server, ui=True)
+        ask(screen, "write")
+        assert "+word" in screen.question()
+        screen.send("y\r")
+        screen.expect("✓ write_file(a.txt)")
+        screen.expect("PONG")
+        leave(screen)
+    assert "\x1b[32m+word\x1b[0m" in screen.output and screen.text.count("+word") == 1
+
+
+@pytest.mark.parametrize("change", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_without_colours_the_extra_shows_nothing(terminal, change):
+    with FlakyServer(["PONG **bold**"]) as server:
+        screen = terminal("ping", server=server, ui=True, env=change)
+        screen.expect("PONG **bold**")
+        assert (screen.wait(), "\x1b" in screen.output) == (0, False)
+
+
+def test_the_output_of_a_command_is_shown_while_it_runs(terminal):
+    with FlakyServer([call("bash", command=f"echo begun; sleep {NAP}")]) as server:
+        screen = terminal("--yes", "run", server=server)
+        screen.expect("    begun")
+        screen.interrupt()
+        assert (screen.wait(), screen.text.count("begun\r\n")) == (130, 1)
+
+
+@pytest.mark.parametrize("ui", [False, True])
+def test_show_prints_the_whole_of_a_call(terminal, ui):
+    many = [call("bash", command="seq 30"), call("bash", command="echo last")]
+    with FlakyServer([batch(*many), "PONG"]) as server:
+        screen = terminal("--mode", "auto", server=server, ui=ui)
+        ask(screen, "run")
+        screen.expect("PONG")
+        ask(screen, "/show 2")
+        assert "command: seq 30" in screen.expect("\r\n17\r\n")
+        ask(screen, "/show 3")
+        screen.expect("there are 2 calls")
+        leave(screen)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bell", "rings"), [(11.0, True, 1), (9.0, True, 0), (11.0, False, 0)]
+)
+def test_a_long_turn_rings_at_its_end(seconds, bell, rings, tmp_path):
+    master, slave = os.openpty()
+    clock = iter([0.0, seconds])
+    with open(slave, "w") as err, open(master):
+        screen = agent.Screen(err, err, bell=bell, clock=lambda: next(clock))
+        with screen.turn(None):
+            pass
+        screen.write(err, ".")
+        assert os.read(master, 100) == b"\a" * rings + b"."
+
+
+def test_a_question_rings_unless_the_config_says_no(terminal, home):
+    for rings in (1, 0):
+        with FlakyServer([call("bash", command="touch a"), "PONG"]) as server:
+            screen = terminal("run", server=server)
+            screen.question()
+            screen.send("n\r")
+            assert (screen.wait(), screen.output.count("\a")) == (0, rings)
+        config = home / ".config" / "agent"
+        config.mkdir(parents=True, exist_ok=True)
+        (config / "config.toml").write_text("bell = false\n")
 
 
 def test_no_file_is_left_in_the_home_folder_but_the_history(terminal, home: Path):
