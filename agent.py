@@ -10510,8 +10510,7 @@ class Agent:
         self.nudges: dict[str, int] = {}  # replies that were neither calls nor an answer, by kind
         self.watch_loops()
         self.window_asked, self.summary_seconds = False, SUMMARY_SECONDS
-        self.warned_invisible = False
-        self.signals = Signals()
+        self.warned_invisible, self.signals = False, Signals()
         self.lost: set[str] = set()  # what the disk refused, as it was reported
         self.unsaved = False  # a reply came; it is saved before anything else happens
         self.typed: Callable[[], str] = lambda: ""  # takes what the user said while the turn runs
@@ -13039,7 +13038,8 @@ class UiPerson(Person):
             return super().edit_line(prompt, text)
         self.session = self.make_session()
         self.feed(drain(self.stdin))
-        read = functools.partial(self.session.prompt, prompt, default=text, handle_sigint=False)
+        shown = [("fg:ansicyan", prompt)]  # a blank without a colour would not be written
+        read = functools.partial(self.session.prompt, shown, default=text, handle_sigint=False)
         wakeup, resized = signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGWINCH)
         try:
             return stoppable(read, self.end) or ""
@@ -13863,7 +13863,6 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
         return run_demo(settings, signals, keep=flags.keep)
     root = workspace_root(settings)
     screen = Screen(sys.stdout, sys.stderr, streams=sys.stdout.isatty())
-    trouble = state_trouble(root)
     if flags.sessions or flags.explain_permission is not None:
         return show_list(settings, flags, screen)
     one_shot = bool(flags.prompt) or not sys.stdin.isatty() or flags.print
@@ -13873,9 +13872,7 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
     terminal = sys.stdin.isatty() and sys.stderr.isatty()
     there = terminal and not flags.yes and not flags.print and flags.output_format == "text"
     settings = find_endpoint(settings, screen, search=terminal)
-    history = root / ".agent" / "history" if settings.save_session and not trouble else None
-    kind = UiPerson if has_ui(settings, flags) else Person
-    person = kind(screen, sys.stdin, history, environ=settings.environ)
+    person = make_person(settings, flags, root, screen)
     emit = screen.emit
     if flags.output_format != "text":
         screen.streams = False
@@ -13890,8 +13887,7 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
         if one_shot and session is not None:
             show_resumed(agent, screen, exchange=False)
         if one_shot:
-            words = " ".join(flags.prompt) if flags.prompt != ["-"] else ""
-            code = run_once(agent, agent.attach(prompt, words), screen, flags)
+            code = run_once(agent, prompt, screen, flags)
         else:
             code = run_repl(agent, person, resumed=session is not None)
         signals.hold()  # on the way out nothing is left to be stopped
@@ -13909,6 +13905,16 @@ def has_ui(settings: Settings, flags: argparse.Namespace) -> bool:
         and not settings.bare
         and takes_codes(settings.environ)
     )
+
+
+def make_person(
+    settings: Settings, flags: argparse.Namespace, root: Path, screen: Screen
+) -> Person:
+    """The one at the keyboard, with the history of this project unless nothing is kept."""
+    keeps = settings.save_session and not state_trouble(root)
+    history = root / ".agent" / "history" if keeps else None
+    kind = UiPerson if has_ui(settings, flags) else Person
+    return kind(screen, sys.stdin, history, environ=settings.environ)
 
 
 def show_list(settings: Settings, flags: argparse.Namespace, screen: Screen) -> int:
@@ -14048,7 +14054,8 @@ def read_ready(stdin: Any) -> bytes:
 
 def run_once(agent: Agent, prompt: str, screen: Screen, flags: argparse.Namespace) -> int:
     """One prompt: the answer on stdout, everything else on stderr; returns the exit code."""
-    result = agent.run(prompt)
+    words = "" if flags.prompt == ["-"] else " ".join(flags.prompt)
+    result = agent.run(agent.attach(prompt, words))  # what is piped in names no files
     flags.ended = True
     screen.end_line()
     if flags.output_format == "text" and result.text and not screen.streams:
