@@ -13248,7 +13248,7 @@ class Repl:
 
     def do_edit(self, argument: str) -> None:
         """write the next prompt in $VISUAL or $EDITOR: /edit [TEXT]"""
-        environ = self.agent.settings.environ
+        environ, self.person.draft = self.agent.settings.environ, argument
         chosen = environ.get("VISUAL") or environ.get("EDITOR") or ""
         try:
             command = shlex.split(chosen)
@@ -13275,11 +13275,9 @@ class Repl:
                 argv, root = [*command, name], agent.workspace.root
                 code = subprocess.run(argv, cwd=root, env=agent.settings.environ).returncode
             if code:
-                self.person.draft = text
                 raise UsageError(f"{command[0]} ended with {code}; the text is as it was")
             return clean(Path(name).read_text("utf-8", "replace")).strip("\n")
         except OSError as error:
-            self.person.draft = text
             raise UsageError(f"{command[0]}: {error.strerror}") from error
         finally:
             os.unlink(name)
