@@ -10386,7 +10386,7 @@ class Repeats(Streak):
 
 
 AUDIT_CHARS = 2000  # of one argument
-ATTACHED_CHARS = 3 * RESULT_CHARS  # of all files that one prompt names
+ATTACHED_CHARS = 3 * RESULT_CHARS  # of all files that one prompt names, or a quarter of the window
 MOST_THREADS = 8  # calls that run at once
 
 
@@ -10722,12 +10722,12 @@ class Agent:
         Only `words` of it name some, if given. What is not there stays a word; what the model may
         not read, or is too much, is named in a notice.
         """
-        shown = dict[str, str]()
+        shown, room = dict[str, str](), min(ATTACHED_CHARS, self.client.window or DEFAULT_CONTEXT)
         for path in paths_in(prompt if words is None else words, self.workspace.has):
             try:
                 name, text = self.look_at(path)
-                if sum(map(len, shown.values())) + len(text) > ATTACHED_CHARS:
-                    raise ToolError("the others are much already; the model can read it by itself")
+                if sum(map(len, shown.values())) + len(text) > room:
+                    raise ToolError("it is too much at once; the model can read it by itself")
                 shown.setdefault(name, text)
             except ToolError as error:
                 self.emit("notice", level="warning", text=f"@{path} is not attached: {error}")
@@ -10750,7 +10750,7 @@ class Agent:
         self.perform(one)
         if one.error is not None:
             raise one.error
-        name = self.workspace.relative(self.workspace.safe_path(path))
+        name = self.workspace.relative(self.workspace.safe_path(path)) + "/" * is_folder
         text, count = reveal(self.mask(clean(str(one.value))))
         self.warn_invisible(name, count)
         return name, clip(text) + invisible_note(count) + self.notes_for(one)
@@ -12109,13 +12109,18 @@ def note_parts(message: Message) -> list[str]:
     return [text[at:end] for at, end in zip(spans[::2], spans[1::2], strict=False)]
 
 
+def without_files(message: Message) -> str:
+    """A message's text without the files that were attached to it."""
+    text, more = text_of(message.get("content")), object_in(message, "_").get("more")
+    return text[: len(text) - more] if type(more) is int else text
+
+
 def said_in(messages: Iterable[Message]) -> list[str]:
     """What the user said, also as it stands in an earlier hand-over note."""
     said = []
     for message in messages:
-        text, sizes = text_of(message.get("content")), object_in(message, "_")
-        ours, more = (n if type(n := sizes.get(key)) is int else 0 for key in ("ours", "more"))
-        text = text[ours : len(text) - more]
+        ours = object_in(message, "_").get("ours")
+        text = without_files(message)[ours if type(ours) is int else 0 :]
         if message["role"] == "user":
             said += note_parts(message)[:-1] or [text] * bool(text)
     return said
@@ -12666,7 +12671,7 @@ NO_CODES = (
     "set colored-stats off",
     "set colored-completion-prefix off",
 )
-OPEN_WORD = Regex(AT_WORD + r'@(?:"[^"\n]*|[^\s"]*)$|\S*$')  # before the cursor
+OPEN_PATH = Regex(AT_WORD + r'@(?:"[^"\n]*|[^\s"]*)$')  # before the cursor
 
 
 def goes_on(line: str) -> bool:
@@ -12676,7 +12681,7 @@ def goes_on(line: str) -> bool:
 
 def word_start(before: str) -> int:
     """Where the last word before the cursor begins: a path with blanks is one."""
-    found = OPEN_WORD.search(before)
+    found = OPEN_PATH.search(before) or re.search(r"\S*$", before)
     return found.start() if found else len(before)
 
 
@@ -13237,14 +13242,14 @@ class Repl:
         """The `@path` words that one begins, of files that may be read; a folder at a time."""
         place, agent = self.agent.workspace, self.agent
         folder, slash, begun = word[1:].removeprefix('"').rpartition("/")
-        names = [
-            n for n in place.level(place.safe_path(folder + slash or ".")) if n.startswith(begun)
-        ]
-        paths = [path for n in names if (path := folder + slash + n) == shown_name(path)]
-        paths = place.hide([p for p in paths if agent.may_show("read_file", p)][:MOST_OFFERED])
-        if word.startswith('@"') or any(re.search(r"\s", path) for path in paths):
-            return [f'@"{path}' + ('"' if not path.endswith("/") else "") for path in paths]
-        return [f"@{path}" for path in paths]
+        level = place.level(place.safe_path(folder + slash or "."))
+        paths = [folder + slash + name for name in level if name.startswith(begun)]
+        shown = [p for p in paths if '"' not in p and p == shown_name(p)]
+        shown = place.hide([p for p in shown if agent.may_show("read_file", p)][:MOST_OFFERED])
+        quoted = [f'@"{p}' if p.endswith("/") else f'@"{p}"' for p in shown]
+        pairs = zip(shown, quoted, strict=True)
+        found = [q if re.search(r"\s", p) else f"@{p}" for p, q in pairs]
+        return found if os.path.commonprefix(found).startswith(word) else quoted
 
     def do_edit(self, argument: str) -> None:
         """write the next prompt in $VISUAL or $EDITOR: /edit [TEXT]"""
@@ -13535,7 +13540,7 @@ def markdown(session: Session) -> Iterator[str]:
     yield f"Session {session.id}, with {session.header.get('model') or 'no model'}."
     spoke, told = "", set[str]()
     for message in messages:
-        content = closed_fence(text_of(message.get("content")).replace("\r\n", "\n").strip())
+        content = closed_fence(without_files(message).replace("\r\n", "\n").strip())
         ids = {str(call["id"]) for call in calls_of(message) if "id" in call}
         if message["role"] in ("system", "tool") or ids & told:
             continue
