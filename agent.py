@@ -968,12 +968,12 @@ class Transcript:
         present = bool(self.messages) and self.messages[0].get("role") == "system"
         self.messages[: 1 if present else 0] = [message]
 
-    def add_user(self, text: str, *, ours: str = "") -> None:
-        """A user message; `ours` stands before the text and is not what the user said."""
-        front = self.mask(clean(ours))
-        mark = {"_": {"ours": len(front)}} if front else {}
-        text = front + self.mask(clean(text)) or "(empty)"
-        self.messages.append({"role": "user", "content": text, **mark})
+    def add_user(self, text: str, *, ours: str = "", more: str = "") -> None:
+        """A user message; what stands before the text and behind it is not what the user said."""
+        front, back = self.mask(clean(ours)), self.mask(clean(more))
+        sizes = {name: len(part) for name, part in (("ours", front), ("more", back)) if part}
+        text = front + self.mask(clean(text)) + back or "(empty)"
+        self.messages.append({"role": "user", "content": text, **({"_": sizes} if sizes else {})})
 
     def add_reply(
         self, reply: Message, lenient: Callable[[str], bool] = lambda name: False
@@ -1866,17 +1866,18 @@ def run_git(
 
 
 def tracked_by_git(path: Path, environ: Mapping[str, str]) -> bool:
-    """Whether a session, or what belongs to it, came with the repository.
-
-    A git that can not tell counts as a yes.
-    """
-    if not any(os.path.lexists(folder / ".git") for folder in path.parents):
-        return False
+    """Whether a session, or what belongs to it, came with the repository."""
     stem = path.stem
     files = [f"sessions/{stem}{end}" for end in (".json", ".bak", ".archive.jsonl")]
+    return any_tracked(path.parent.parent, [*files, f"undo/{stem}", f"output/{stem}"], environ)
+
+
+def any_tracked(folder: Path, names: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether git tracks any of these below a folder; a git that can not tell counts as a yes."""
+    if not any(os.path.lexists(above / ".git") for above in (folder, *folder.parents)):
+        return False
     options = ["--noglob-pathspecs", "--icase-pathspecs", "ls-files", "-z", "--"]
-    folders = [f"undo/{stem}", f"output/{stem}"]
-    answer = run_git(path.parent.parent, [*options, *files, *folders], environ)
+    answer = run_git(folder, [*options, *names], environ)
     return answer is None or answer.returncode != 0 or answer.stdout != b""
 
 
@@ -4166,6 +4167,10 @@ class Workspace:
         is_home = text == "~" or text.startswith("~/")
         return self.home + text[1:] if is_home and not os.path.lexists(self.root / "~") else text
 
+    def has(self, text: str) -> bool:
+        """Whether there is anything at a path that a person named."""
+        return os.path.lexists(self.root / self.expand(text))
+
     def relative(self, path: Path) -> str:
         """A path as it is shown and matched: relative to the root, with `/`."""
         return path.relative_to(self.root).as_posix()
@@ -4453,6 +4458,18 @@ class Workspace:
                 continue
             finally:
                 os.close(parent)
+
+    def level(self, start: Path) -> list[str]:
+        """The names of files and, with a `/`, folders in one folder: those that `walk` finds."""
+        base = "" if start == self.root else self.relative(start) + "/"
+        if fold(f"{self.root}/{base}").startswith(self.secret_folders):
+            return []
+        ignored = Ignored(self, start)
+        with os.scandir(start) as entries:
+            inner, files = Listing().sort(entries, base)
+        hidden = ignored.wait()
+        found = [f"{name}/" for name in inner if name not in SKIPPED_FOLDERS] + files
+        return sorted(name for name in found if base + name not in hidden and name != ".git")
 
     def walk(self, start: Path, *, most: int = sys.maxsize) -> Listing:
         """The regular files below a folder and what was left out: no link followed, sorted."""
@@ -10583,6 +10600,7 @@ class Repeats(Streak):
 
 
 AUDIT_CHARS = 2000  # of one argument
+ATTACHED_CHARS = 3 * RESULT_CHARS  # of all files that one prompt names, or a quarter of the window
 MOST_THREADS = 8  # calls that run at once
 
 
@@ -10706,11 +10724,11 @@ class Agent:
         self.nudges: dict[str, int] = {}  # replies that were neither calls nor an answer, by kind
         self.watch_loops()
         self.window_asked, self.summary_seconds = False, SUMMARY_SECONDS
-        self.warned_invisible = False
-        self.signals = Signals()
+        self.warned_invisible, self.signals = False, Signals()
         self.lost: set[str] = set()  # what the disk refused, as it was reported
         self.unsaved = False  # a reply came; it is saved before anything else happens
         self.typed: Callable[[], str] = lambda: ""  # takes what the user said while the turn runs
+        self.attached: dict[str, str] = {}  # prompts with files behind them -> what the user said
 
     @property
     def transcript(self) -> Transcript:
@@ -10915,9 +10933,52 @@ class Agent:
             text = f"{where} holds {count} invisible characters; the model gets them escaped"
             self.emit("notice", level="warning", text=text)
 
-    def attach(self, prompt: str) -> str:
-        """A prompt with the files that its `@path` words name."""
-        return prompt
+    # -- the files that a prompt names
+
+    def attach(self, prompt: str, words: str | None = None) -> str:
+        """A prompt with the files that its `@path` words name behind it, as results would be.
+
+        Only `words` of it name some, if given. What is not there stays a word; what the model may
+        not read, or is too much, is named in a notice.
+        """
+        shown, room = dict[str, str](), min(ATTACHED_CHARS, self.client.window or DEFAULT_CONTEXT)
+        for path in paths_in(prompt if words is None else words, self.workspace.has):
+            try:
+                name, text = self.look_at(path)
+                if sum(map(len, shown.values())) + len(text) > room:
+                    raise ToolError("it is too much at once; the model can read it by itself")
+                shown.setdefault(name, text)
+            except ToolError as error:
+                self.emit("notice", level="warning", text=f"@{path} is not attached: {error}")
+        if not shown:
+            return prompt
+        self.emit("notice", level="info", text=f"attached: {', '.join(shown)}")
+        said = self.mask(clean(prompt))
+        files = "".join(f"\n\n[file: {name}]\n{text}" for name, text in shown.items())
+        self.attached[said + files] = said
+        return said + files
+
+    def look_at(self, path: str) -> tuple[str, str]:
+        """The name of a file or folder and what the model would get of it. Raises ToolError."""
+        is_folder = self.workspace.safe_path(path).is_dir()
+        call = Call("attach", "list_files" if is_folder else "read_file", {"path": path})
+        one = Running(call, time.monotonic())
+        self.admit(one)
+        self.ask_hooks(one)
+        self.approve(one)
+        self.perform(one)
+        if one.error is not None:
+            raise one.error
+        name = self.workspace.relative(self.workspace.safe_path(path)) + "/" * is_folder
+        text, count = reveal(self.mask(clean(str(one.value))))
+        self.warn_invisible(name, count)
+        return name, clip(text) + invisible_note(count) + self.notes_for(one)
+
+    def say(self, prompt: str, ours: str = "") -> str:
+        """A user message, with what is attached behind it; returns what the user said."""
+        said = self.attached.pop(prompt, prompt)
+        self.transcript.add_user(said, ours=ours, more=prompt[len(said) :])
+        return said
 
     # -- a run: one prompt to its end
 
@@ -11064,7 +11125,7 @@ class Agent:
                 self.nudges = {}
                 self.watch_loops()
             if text or ours:
-                self.transcript.add_user(text, ours=ours)
+                self.say(text, ours)
                 self.save()
         return bool(text or ours)
 
@@ -11090,8 +11151,8 @@ class Agent:
         """The user message, with what changed since the last one, saved before anything is sent."""
         if prompt is not None:
             self.keep(self.session.keep_backup)
-            title = self.session.header.get("title") or first_line(clean(prompt))
-            self.session.header["title"] = title
+            said = clean(self.attached.get(prompt, prompt))
+            self.session.header["title"] = self.session.header.get("title") or first_line(said)
         self.budgets.begin()
         self.nudges = {}
         self.watch_loops()
@@ -11099,9 +11160,8 @@ class Agent:
             ours, messages = self.news(), self.transcript.messages
             turns = self.session.header["turns"]
             if prompt is not None:
-                self.task = prompt
                 turns.append(len(messages))  # where this one begins
-                self.transcript.add_user(prompt, ours=ours)
+                self.task = self.say(prompt, ours)
             else:
                 self.transcript.replace(messages[: len(messages) - is_answer(messages[-1])])
                 if ours:
@@ -12052,6 +12112,24 @@ def is_answer(message: Message) -> bool:
     return message["role"] == "assistant" and not calls_of(message)
 
 
+AT_WORD = r"(?:^|(?<=[\s(\[{<\"']))"  # where a word with an @ begins
+
+
+def paths_in(text: str, exists: Callable[[str], bool]) -> list[str]:
+    """The paths of the `@path` and `@"a path"` words in a text, each once; code names none.
+
+    >>> paths_in('see (@a.py), @"b c" and me@host', lambda path: path in ("a.py", "b c"))
+    ['a.py', 'b c']
+    """
+    found = []
+    text = re.sub(r"(?s)```.*?(?:```|$)|`[^`\n]*`", " ", text)
+    for quoted, word in re.findall(AT_WORD + r'@(?:"([^"\n]+)"|([^\s"]+))', text):
+        while word and not exists(word):
+            word = word[:-1] if word[-1] in ".,:;!?)]}>'" else ""
+        found += [path for path in (quoted, word) if path and exists(path)]
+    return list(dict.fromkeys(found))
+
+
 def path_argument(made: Tool, arguments: Mapping[str, Any]) -> str | None:
     """The path that a file tool works on, also where the model left it out; None for others."""
     names = [parameter.name for parameter in made.parameters if parameter.kind is str]
@@ -12322,12 +12400,18 @@ def note_parts(message: Message) -> list[str]:
     return [text[at:end] for at, end in zip(spans[::2], spans[1::2], strict=False)]
 
 
+def without_files(message: Message) -> str:
+    """A message's text without the files that were attached to it."""
+    text, more = text_of(message.get("content")), object_in(message, "_").get("more")
+    return text[: len(text) - more] if type(more) is int else text
+
+
 def said_in(messages: Iterable[Message]) -> list[str]:
     """What the user said, also as it stands in an earlier hand-over note."""
     said = []
     for message in messages:
         ours = object_in(message, "_").get("ours")
-        text = text_of(message.get("content"))[ours if type(ours) is int else 0 :]
+        text = without_files(message)[ours if type(ours) is int else 0 :]
         if message["role"] == "user":
             said += note_parts(message)[:-1] or [text] * bool(text)
     return said
@@ -13608,9 +13692,14 @@ def drain(stream: Any, wait: float = 0.0) -> str:
             typed += piece
     finally:
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
-    if b"\r\n" in typed:  # the rest of the line end that Enter took the first half of
-        typed = typed.removeprefix(b"\n")
-    return clean(typed.decode("utf-8", "replace")).replace("\r\n", "\n").replace("\r", "\n")
+    return plain_lines(clean(typed.decode("utf-8", "replace")))
+
+
+def plain_lines(typed: str) -> str:
+    """What was typed behind a line, with the line ends of here."""
+    if "\r\n" in typed:  # the rest of the line end that Enter took the first half of
+        typed = typed.removeprefix("\n")
+    return typed.replace("\r\n", "\n").replace("\r", "\n")
 
 
 PASTE_SECONDS = 0.03  # what comes within this time after a line belongs to it
@@ -13669,12 +13758,22 @@ class Suspended(Exception):
     """Ctrl-Z while a line is typed."""
 
 
-def stoppable(read: Callable[[], str | None]) -> str | None:
-    """What is read from the terminal. Raises Suspended, when its modes are as they were before."""
+def raised(error: BaseException) -> NoReturn:
+    """`raise`, as a function."""
+    raise error
 
-    def stop(number: int, frame: Any) -> NoReturn:
+
+def stoppable(
+    read: Callable[[], str | None], end: Callable[[BaseException], None] = raised
+) -> str | None:
+    """What is read from the terminal. Raises Suspended, when its modes are as they were before.
+
+    `end` ends the reading with an error, from a signal's handler.
+    """
+
+    def stop(number: int, frame: Any) -> None:
         signal.signal(signal.SIGTSTP, before)
-        raise Suspended
+        end(Suspended())
 
     before = signal.getsignal(signal.SIGTSTP)
     try:
@@ -13691,21 +13790,62 @@ def suspend() -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
 
 
+HISTORY_ENTRIES = 1000
+LINE_END = "\u2028"  # of a line inside an entry, in the file
+READLINE = (
+    "tab: complete",
+    "$if mode=emacs",  # in the other one, Esc and Enter are two keys
+    r'"\e\C-m": "\C-v\C-j"',
+    r'"\e\C-j": "\C-v\C-j"',
+    "$endif",
+)
+NO_CODES = (
+    "set enable-bracketed-paste off",
+    "set enable-meta-key off",
+    "set colored-stats off",
+    "set colored-completion-prefix off",
+)
+OPEN_PATH = Regex(AT_WORD + r'@(?:"[^"\n]*|[^\s"]*)$')  # before the cursor
+
+
+def goes_on(line: str) -> bool:
+    """Whether a line ends with the mark that another one follows: a single backslash."""
+    return line.endswith("\\") and not line.endswith("\\\\")
+
+
+def word_start(before: str) -> int:
+    """Where the last word before the cursor begins: a path with blanks is one."""
+    found = OPEN_PATH.search(before) or re.search(r"\S*$", before)
+    return found.start() if found else len(before)
+
+
 class Person:
     """The one at the keyboard: prompts and answers."""
 
     def __init__(
-        self, screen: Screen, stdin: Any, history: Path | None = None, *, marks: bool = False
+        self,
+        screen: Screen,
+        stdin: Any,
+        history: Path | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.screen = screen
         self.stdin = stdin
         self.history = history
-        self.marks = marks  # the terminal can mark what is pasted
+        self.environ = environ or {}
+        self.marks = takes_codes(self.environ)  # the terminal can mark what is pasted
         self.draft = ""  # typed too early: put into the next prompt
         self.ended = False  # Ctrl-D was typed right behind the last prompt
         self.cleared = False  # the last Ctrl-C cleared a line that was not empty
+        self.unsent = ""  # what stood in the line that a signal ended
         self.editor: Any = None  # the readline module
         self.pause: Callable[[], Any] = contextlib.nullcontext  # nobody else reads meanwhile
+        self.entries: list[str] = []  # the history
+        self.mask: Callable[[str], str] = str  # what keeps secrets out of its file
+        self.complete: Callable[[str], list[str]] = lambda before: []
+        self.offered: list[str] = []  # to readline
+        self.status: Callable[[], str] | None = None  # a line below the prompt
 
     def ask(self, question: Question) -> str | Always | None:
         """Show a question and read the answer; None at the end of input."""
@@ -13820,28 +13960,31 @@ class Person:
 
     def prompt(self) -> str | None:
         """The next prompt, a paste of several lines as one; None when the person leaves."""
-        draft, self.draft = re.sub(END_KEY, "", self.draft), ""
-        rest, lines = draft.strip("\n"), list[str]()
-        self.cleared = False
-        while not self.ended:
-            try:
+        rest = re.sub(f"{END_KEY}|{PASTE_MARK}", "", self.draft).strip("\n")
+        lines, self.draft = list[str](), ""
+        self.cleared, self.unsent = False, ""
+        try:
+            while not self.ended:
                 lines.append(self.edit_line("> " if not lines else "", rest))
-                more, *ends = re.split(END_KEY, drain(self.stdin, PASTE_SECONDS), maxsplit=1)
-            except (EOFError, OSError):  # OSError: the terminal is gone
-                return None
-            except KeyboardInterrupt:
-                typed = self.editor.get_line_buffer() if self.editor and not lines else ""
-                self.cleared = bool(lines or typed.strip())
-                if typed.strip():
-                    self.editor.add_history(typed)
-                raise
-            self.ended = bool(ends)
-            head, newline, rest = (more, "\n", "") if ends else more.rpartition("\n")
-            if newline:
-                lines.append(head)
-            if not rest:
-                return clean("\n".join(lines))
+                more, *ends = re.split(END_KEY, self.waiting(), maxsplit=1)
+                self.ended = bool(ends)
+                head, newline, rest = (more, "\n", "") if ends else more.rpartition("\n")
+                if newline:
+                    lines.append(head)
+                if not rest and goes_on(lines[-1]) and not ends:
+                    lines[-1] = lines[-1][:-1]
+                elif not rest:
+                    return self.remember("\n".join(lines))
+        except KeyboardInterrupt:
+            self.cleared = bool(self.remember("\n".join([*lines, self.unsent])).strip())
+            raise
+        except (EOFError, OSError):  # OSError: the terminal is gone
+            self.remember("\n".join(lines))
         return None
+
+    def waiting(self) -> str:
+        """What came right behind a line: the rest of a paste."""
+        return drain(self.stdin, PASTE_SECONDS)
 
     def edit_line(self, prompt: str, text: str) -> str:
         """One line with line editing, beginning with `text`. Raises EOFError."""
@@ -13854,32 +13997,69 @@ class Person:
             text = self.editor.get_line_buffer()
             suspend()
             return self.edit_line(prompt, text)
+        except KeyboardInterrupt:
+            self.unsent = self.editor.get_line_buffer()
+            raise
         finally:
             self.editor.set_startup_hook(None)
 
-    def load_history(self) -> None:
+    def start(self) -> None:
         """Line editing with the history of this project, where Python has it."""
+        self.read_history()
         try:
             import readline
         except ImportError:
             return
         self.editor = readline
-        readline.set_history_length(1000)
-        if self.history is not None and os.path.lexists(self.history):
-            try:
-                readline.read_history_file(self.history)
-            except OSError as error:
-                self.screen.line(f"agent: no history: {error.strerror}")
+        for entry in self.entries:
+            readline.add_history(entry)
+        readline.set_auto_history(False)
+        readline.set_completer(self.offer)
+        readline.set_completer_delims(" \t\n")
+        for line in READLINE if self.marks else (*READLINE, *NO_CODES):
+            readline.parse_and_bind(line)
 
-    def save_history(self) -> None:
-        """Keep the history, 0600."""
-        if self.editor is None or self.history is None or not os.path.lexists(self.history.parent):
+    def offer(self, word: str, number: int) -> str | None:
+        """What readline asks for: the completions of its word, one after another."""
+        if number == 0:
+            before = self.editor.get_line_buffer()[: self.editor.get_endidx()]
+            skip = len(before) - len(word) - word_start(before)  # its word may begin in ours
+            self.offered = [found[skip:] for found in self.complete(before)]
+            self.offered = self.offered or ([] if word else ["\t"])
+        return self.offered[number] if number < len(self.offered) else None
+
+    def read_history(self) -> None:
+        """What was typed in all sessions of this project; the newest entries stay in its file."""
+        if self.history is None or not os.path.lexists(self.history):
             return
         try:
-            write_private(self.history, "")
-            self.editor.write_history_file(self.history)
+            text = clean(read_plain(self.history).decode("utf-8", "replace"))
+            rows = [row for row in text.split("\n") if row]
+            kept = rows[-HISTORY_ENTRIES:]
+            if kept != rows or not text.endswith("\n"):
+                write_private(self.history, "".join(f"{row}\n" for row in kept))
+            self.entries = [row.replace(LINE_END, "\n") for row in kept]
         except OSError as error:
+            self.history = None
+            self.screen.line(f"agent: no history: {error.strerror}")
+
+    def remember(self, text: str) -> str:
+        """Put what was typed into the history at once, so that a kill loses nothing of it."""
+        text = clean(text)
+        entry = text.strip("\n")
+        if not entry.strip() or self.entries[-1:] == [entry]:
+            return text
+        self.entries.append(entry)
+        if self.editor is not None:
+            self.editor.add_history(entry)
+        row = self.mask(entry).replace("\n", LINE_END)
+        try:
+            if self.history is not None and os.path.lexists(self.history.parent):
+                append_private(self.history, f"{row}\n")
+        except OSError as error:
+            self.history = None
             self.screen.line(f"agent: history not kept: {error.strerror}")
+        return text
 
 
 # What a key, or a paste that is marked, sends; `begun`: a paste whose end has not come.
@@ -14055,6 +14235,187 @@ class Typist:
         return begun
 
 
+class UiPerson(Person):
+    """The same with an input line of several lines, a menu and a status, by prompt_toolkit."""
+
+    session: Any = None  # of the last prompt; None: readline has to do
+
+    def start(self) -> None:
+        """Try the line editor; where it can not be had, go on without it."""
+        try:
+            self.session = self.make_session()
+        except (ImportError, AttributeError, TypeError, ValueError, OSError):
+            super().start()
+        else:
+            self.read_history()
+
+    def make_session(self) -> Any:
+        """What reads one prompt; nothing is asked of the terminal, whose answer may come late."""
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.enums import EditingMode
+        from prompt_toolkit.history import InMemoryHistory
+        from prompt_toolkit.input import create_input
+        from prompt_toolkit.output.vt100 import Vt100_Output
+        from prompt_toolkit.styles import Style
+
+        class Output(Vt100_Output):
+            def get_rows_below_cursor_position(self) -> int:
+                return 1
+
+        vi = has_vi_keys(self.environ)
+        return PromptSession(
+            completer=self.completer(),
+            complete_while_typing=False,
+            history=InMemoryHistory(self.entries),
+            editing_mode=EditingMode.VI if vi else EditingMode.EMACS,
+            key_bindings=self.keys(),
+            prompt_continuation="  ",
+            bottom_toolbar=self.status,
+            style=Style([("bottom-toolbar", "noreverse")]),
+            input=create_input(self.stdin),
+            output=Output.from_pty(sys.stdout, term=self.environ.get("TERM")),
+        )
+
+    def completer(self) -> Any:
+        """Our completions as those of prompt_toolkit."""
+        from prompt_toolkit.completion import Completer, Completion
+
+        complete = self.complete
+
+        class Words(Completer):
+            def get_completions(self, document: Any, event: Any) -> Iterator[Any]:
+                before = document.text_before_cursor
+                for found in complete(before):
+                    yield Completion(found, word_start(before) - len(before))
+
+        return Words()
+
+    def keys(self) -> Any:
+        """The keys that do otherwise than prompt_toolkit by itself."""
+        from prompt_toolkit.filters import is_searching, vi_mode
+        from prompt_toolkit.key_binding import KeyBindings
+        from prompt_toolkit.search import accept_search
+
+        keys = KeyBindings()
+
+        @keys.add("enter", filter=~is_searching)
+        def _(event: Any) -> None:
+            buffer = event.current_buffer
+            if buffer.complete_state and buffer.complete_state.current_completion:
+                buffer.complete_state = None
+            elif goes_on(buffer.document.text_before_cursor):
+                buffer.delete_before_cursor()
+                buffer.insert_text("\n")
+            else:
+                buffer.validate_and_handle()
+
+        @keys.add("enter", filter=is_searching)
+        def _(event: Any) -> None:
+            accept_search()
+            event.current_buffer.validate_and_handle()
+
+        @keys.add("escape", "enter", filter=~vi_mode)
+        def _(event: Any) -> None:
+            event.current_buffer.insert_text("\n")
+
+        @keys.add("c-z")
+        def _(event: Any) -> None:
+            self.end(Suspended())
+
+        @keys.add("tab")
+        def _(event: Any) -> None:
+            self.fill_in(event.current_buffer)
+
+        return keys
+
+    def fill_in(self, buffer: Any) -> None:
+        """What is common to all completions, at once, and then a menu of them."""
+        before = buffer.document.text_before_cursor
+        if buffer.complete_state:
+            buffer.complete_next()
+            return
+        found = self.complete(before)
+        common, word = os.path.commonprefix(found), before[word_start(before) :]
+        if len(common) > len(word):
+            buffer.delete_before_cursor(len(word))
+            buffer.insert_text(common)
+        if len(found) > 1:
+            buffer.start_completion()
+
+    def end(self, error: BaseException) -> None:
+        """End the reading of a prompt with an error."""
+        future = self.session.app.future
+        if future is not None and not future.done():
+            self.session.app.exit(exception=error)
+
+    def edit_line(self, prompt: str, text: str) -> str:
+        """One prompt, beginning with `text`. Raises EOFError."""
+        if self.session is None:
+            return super().edit_line(prompt, text)
+        self.session = self.make_session()
+        self.feed(drain(self.stdin))
+        shown = [("fg:ansicyan", prompt)]  # a blank without a colour would not be written
+        read = functools.partial(self.session.prompt, shown, default=text, handle_sigint=False)
+        wakeup, resized = signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGWINCH)
+        try:
+            return stoppable(read, self.end) or ""
+        except Suspended:
+            text = self.session.default_buffer.text
+        except KeyboardInterrupt:
+            self.unsent = self.session.default_buffer.text
+            raise
+        finally:  # its loop has taken both
+            signal.signal(signal.SIGWINCH, resized)
+            signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        suspend()
+        return self.edit_line(prompt, text)
+
+    def feed(self, early: str) -> None:
+        """Have keys read that came before the prompt; the terminal has shown them by itself."""
+        from prompt_toolkit.input.typeahead import store_typeahead
+        from prompt_toolkit.input.vt100_parser import Vt100Parser
+
+        if early:
+            keys: list[Any] = []
+            Vt100Parser(keys.append).feed(early)
+            store_typeahead(self.session.input, keys)
+            self.screen.write(self.screen.err, "\r\x1b[K")
+
+    def waiting(self) -> str:
+        """What came right behind a prompt, read already or not."""
+        if self.session is None:
+            return super().waiting()
+        from prompt_toolkit.input.typeahead import get_typeahead
+
+        keys = get_typeahead(self.session.input)
+        return plain_lines("".join(key.data for key in keys)) + super().waiting()
+
+
+def has_vi_keys(environ: Mapping[str, str]) -> bool:
+    """Whether the user's settings of readline ask for the keys of vi."""
+    path = environ.get("INPUTRC") or os.path.join(environ.get("HOME", ""), ".inputrc")
+    try:
+        text = Path(path).read_text(errors="replace")
+    except OSError:
+        return False
+    modes = re.findall(r"(?mi)^[ \t]*set[ \t]+editing-mode[ \t]+(\w+)", text)
+    return modes[-1:] == ["vi"]
+
+
+@contextlib.contextmanager
+def ours_no_more(stdin: Any) -> Iterator[None]:
+    """The terminal is another program's: Ctrl-C is for that one, and its modes come back."""
+    modes = termios.tcgetattr(stdin.fileno()) if stdin.isatty() else None
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # what is ignored is inherited
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if modes is not None:
+            termios.tcsetattr(stdin.fileno(), termios.TCSADRAIN, modes)
+
+
+MOST_OFFERED = 1000  # files for a word
 LEAVE_SECONDS = 2.0  # between two Ctrl-C that leave
 COMMAND = Regex(r"/[^\s/.*]*(?!\S)")  # /usr/bin/x and /* are none
 NO_PROMPT = Regex(rf"(exit|quit)\Z|!|{COMMAND.pattern}")  # what is not for the model
@@ -14087,6 +14448,9 @@ class Repl:
         self.person = person
         self.clock = clock
         self.screen = person.screen
+        person.mask, person.complete = agent.mask, self.complete
+        if hasattr(self.screen, "status_text"):
+            person.status = lambda: self.screen.status_text(agent)
         self.leaving = False
         self.exit_code = 0
         self.known: dict[tuple[str, str], str] = {}  # custom commands that a session has used
@@ -14096,13 +14460,12 @@ class Repl:
 
     def run(self) -> int:
         """Read prompts until the person leaves; returns the exit code."""
-        self.person.load_history()
+        self.person.start()
         try:
             self.read_all()
         finally:
             self.agent.signals.hold()  # nothing is left to be stopped
             self.typist.__exit__()
-            self.person.save_history()
         return self.exit_code
 
     def read_all(self) -> None:
@@ -14283,12 +14646,70 @@ class Repl:
                 self.screen.line("(nothing was sent)")
                 return
             self.known[key] = prompt
-        files = self.agent.attach(arguments).removeprefix(arguments)
-        self.turn(filled_in(prompt, arguments) + files)
+        self.turn(self.agent.attach(filled_in(prompt, arguments), arguments))
 
     def complete(self, before: str) -> list[str]:
         """What the last word before the cursor can be completed to."""
-        return []
+        word = before[word_start(before) :]
+        name, blank, _ = before[1:].partition(" ")
+        try:
+            if word.startswith("@"):
+                return self.files(word)
+            if not before.startswith("/"):
+                return []
+            found = self.choices(name) if blank else [f"/{name}" for name in self.names()]
+            return [each for each in found if each.startswith(word)]
+        except (AgentError, OSError):
+            return []
+
+    def files(self, word: str) -> list[str]:
+        """The `@path` words that one begins, of files that may be read; a folder at a time."""
+        place, agent = self.agent.workspace, self.agent
+        folder, slash, begun = word[1:].removeprefix('"').rpartition("/")
+        level = place.level(place.safe_path(folder + slash or "."))
+        paths = [folder + slash + name for name in level if name.startswith(begun)]
+        shown = [p for p in paths if '"' not in p and p == shown_name(p)]
+        shown = place.hide([p for p in shown if agent.may_show("read_file", p)][:MOST_OFFERED])
+        quoted = [f'@"{p}' if p.endswith("/") else f'@"{p}"' for p in shown]
+        pairs = zip(shown, quoted, strict=True)
+        found = [q if re.search(r"\s", p) else f"@{p}" for p, q in pairs]
+        return found if os.path.commonprefix(found).startswith(word) else quoted
+
+    def do_edit(self, argument: str) -> None:
+        """write the next prompt in $VISUAL or $EDITOR: /edit [TEXT]"""
+        environ, self.person.draft = self.agent.settings.environ, argument
+        chosen = environ.get("VISUAL") or environ.get("EDITOR") or ""
+        try:
+            command = shlex.split(chosen)
+        except ValueError as error:
+            raise UsageError(f"$VISUAL or $EDITOR can not be read: {error}") from error
+        if not command:
+            raise UsageError("/edit needs an editor: set VISUAL or EDITOR, e.g. EDITOR=nano")
+        text = self.edited(command, argument)
+        if not text:
+            self.screen.line("agent: the editor left nothing, so there is no draft")
+        self.person.draft = text
+
+    def edited(self, command: Sequence[str], text: str) -> str:
+        """A text as the user leaves it in an editor. Raises UsageError when that fails."""
+        import tempfile
+
+        agent, folder = self.agent, self.agent.session.folder
+        place = folder.parent if folder is not None and folder.parent.is_dir() else None
+        descriptor, name = tempfile.mkstemp(".md", "prompt-", place)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            with self.screen.quiet(), ours_no_more(self.person.stdin):
+                argv, root = [*command, name], agent.workspace.root
+                code = subprocess.run(argv, cwd=root, env=agent.settings.environ).returncode
+            if code:
+                raise UsageError(f"{command[0]} ended with {code}; the text is as it was")
+            return clean(Path(name).read_text("utf-8", "replace")).strip("\n")
+        except OSError as error:
+            raise UsageError(f"{command[0]}: {error.strerror}") from error
+        finally:
+            os.unlink(name)
 
     def about(self, name: str) -> tuple[str, str]:
         """A command with its arguments, and what it does: from its function, or its file."""
@@ -14795,7 +15216,7 @@ def markdown(session: Session) -> Iterator[str]:
     yield f"Session {session.id}, with {session.header.get('model') or 'no model'}."
     spoke, told = "", set[str]()
     for message in messages:
-        content = closed_fence(text_of(message.get("content")).replace("\r\n", "\n").strip())
+        content = closed_fence(without_files(message).replace("\r\n", "\n").strip())
         ids = {str(call["id"]) for call in calls_of(message) if "id" in call}
         if message["role"] in ("system", "tool") or ids & told:
             continue
@@ -15126,7 +15547,6 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
         return run_demo(settings, signals, choose_screen(settings, flags, signals), keep=flags.keep)
     root = workspace_root(settings)
     screen = choose_screen(settings, flags, signals)
-    trouble = state_trouble(root)
     if flags.sessions or flags.explain_permission is not None:
         return show_list(settings, flags, screen)
     one_shot = bool(flags.prompt or flags.print or flags.events) or not sys.stdin.isatty()
@@ -15136,9 +15556,7 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
     terminal = sys.stdin.isatty() and sys.stderr.isatty()
     there = terminal and not flags.yes and not flags.print and flags.output_format == "text"
     settings = find_endpoint(settings, screen, search=terminal)
-    marks = takes_codes(settings.environ)
-    history = None if trouble else root / ".agent" / "history"
-    person = Person(screen, sys.stdin, history, marks=marks)
+    person = make_person(settings, flags, root, screen)
     emit = screen.emit
     if flags.events is not None:
         screen.streams, flags.events.screen = False, screen
@@ -15168,6 +15586,27 @@ def choose_screen(settings: Settings, flags: argparse.Namespace, signals: Signal
     if text and shows_ui(settings.environ):
         return UiScreen(sys.stdout, sys.stderr, signals=signals, bell=settings.bell)
     return Screen(sys.stdout, sys.stderr, streams=sys.stdout.isatty(), bell=settings.bell)
+
+
+def has_ui(settings: Settings, flags: argparse.Namespace) -> bool:
+    """Whether somebody sits at a terminal that takes more than plain text."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return (
+        all(stream.isatty() for stream in streams)
+        and flags.output_format == "text"
+        and not settings.bare
+        and takes_codes(settings.environ)
+    )
+
+
+def make_person(
+    settings: Settings, flags: argparse.Namespace, root: Path, screen: Screen
+) -> Person:
+    """The one at the keyboard, with the history of this project unless nothing is kept."""
+    keeps = settings.save_session and not state_trouble(root)
+    history = root / ".agent" / "history" if keeps else None
+    kind = UiPerson if has_ui(settings, flags) else Person
+    return kind(screen, sys.stdin, history, environ=settings.environ)
 
 
 def show_list(settings: Settings, flags: argparse.Namespace, screen: Screen) -> int:
@@ -15314,8 +15753,9 @@ def read_stdin(stdin: Any, *, whole: bool) -> tuple[bytes, str]:
 def run_once(agent: Agent, prompt: str, screen: Screen, flags: argparse.Namespace) -> int:
     """One prompt: the answer on stdout, everything else on stderr; returns the exit code."""
     screen.streams &= not flags.print
+    words = "" if flags.prompt == ["-"] else " ".join(flags.prompt)
     with screen.turn(agent):
-        result = agent.run(prompt)
+        result = agent.run(agent.attach(prompt, words))  # what is piped in names no files
     screen.end_line()
     if flags.output_format == "text" and result.text and not screen.streams:
         show = visible if sys.stdout.isatty() else clean
@@ -15351,6 +15791,10 @@ def run_repl(agent: Agent, person: Person, *, resumed: bool = False) -> int:
     screen.line(f"agent {__version__}, {agent.client.model}, mode {agent.mode}; /help for commands")
     if resumed:
         show_resumed(agent, screen)
+    kept, environ = person.history, agent.workspace.environ
+    if kept and os.path.lexists(kept) and any_tracked(kept.parent, [kept.name], environ):
+        screen.line("agent: .agent/history came with the repository, so it is not used")
+        person.history = None
     code = Repl(agent, person).run()
     if agent.session.path is not None and os.path.lexists(agent.session.path):
         screen.line(f"to come back: agent --resume {agent.session.id}")
