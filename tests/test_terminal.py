@@ -975,6 +975,19 @@ def test_a_marked_paste_is_one_text_and_keys_edit_it(typing):
     assert prompts(server.requests[1]) == ["go", "two a\n\tb\nc"]
 
 
+def test_retry_asks_again_and_says_when_there_is_nothing(terminal):
+    with FlakyServer(["PONG", "PANG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "/retry")
+        screen.expect("agent: there is nothing to ask again")
+        ask(screen, "ping")
+        screen.expect("PONG")
+        ask(screen, "/retry")
+        screen.expect("PANG")
+        leave(screen)
+    assert server.requests[0]["messages"] == server.requests[1]["messages"]
+
+
 def test_ctrl_d_in_a_turn_leaves_behind_it(typing):
     with FlakyServer([HELD, "PONG"]) as server:
         screen = typing(server)
