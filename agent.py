@@ -14171,7 +14171,7 @@ class Typist:
                 signal.signal(number, signal.SIG_DFL)
                 suspend()
                 signal.signal(number, self.stopped)
-        if not self.away():
+        if self.thread is not None and not self.away():
             self.take_terminal()
 
     def away(self) -> bool:
@@ -14545,7 +14545,8 @@ class Repl:
         if exit_code != SIGINT_CODE:
             self.leaving, self.exit_code = True, exit_code
         self.screen.line("(cancelled)")
-        self.give_back()
+        if not self.leaving:
+            self.give_back()
 
     def turn(self, text: str | None) -> None:
         """A prompt for the model; None asks it again."""

@@ -809,6 +809,32 @@ class Terminal:
             self.hang_up()
 
 
+# An agent with a region at the end that shows what is being typed.
+LIVE = """
+import sys
+import agent
+
+
+class Live(agent.Screen):
+    live = True
+
+    def typed(self, text):
+        self.write(self.err, f"<{text!r}>")
+
+
+signals = agent.Signals()
+agent.install_signals(signals)
+settings, _ = agent.load([], agent.os.environ)
+screen = Live(sys.stdout, sys.stderr)
+person = agent.Person(screen, sys.stdin, marks=True)
+made = agent.build_agent(settings, emit=screen.emit, ask=person.ask)
+made.signals = signals
+code = agent.run_repl(made, person)
+made.close()
+sys.exit(code)
+"""
+
+
 @pytest.fixture
 def terminal(tmp_path: Path, workspace: Path, environment: Callable) -> Iterator[Callable]:
     """Start the agent under a terminal; at the end it is gone and no traceback was seen."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NAP, Terminal, alive, put_session, results, session_files, talk, until
+from conftest import LIVE, NAP, Terminal, alive, put_session, results, session_files, talk, until
 
 from agent import (
     Person,
@@ -594,6 +594,37 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_goes_on(shell, workspace)
         assert screen.modes() == before
     assert server.requests[0]["messages"][-1]["content"] == "half a line"
     assert (workspace / "a.txt").exists()
+
+
+@pytest.mark.parametrize("program", ["-m agent", "live.py"])
+def test_ctrl_z_amid_a_line_typed_in_a_turn(shell, workspace, program):
+    (workspace / "live.py").write_text(LIVE)
+    with FlakyServer([{"text": "one two three", "hold_after": 1}, "PONG"]) as server:
+        screen = shell(server)
+        before = screen.modes()
+        screen.run(f"python3 {program}")
+        screen.prompt()
+        screen.send("go\r")
+        until(server.holding.is_set)
+        screen.send("first\r")
+        screen.expect("queued: first")
+        stop_and_go_on(screen, before)
+        screen.match(re.compile(r"python3 \S+.*\n"))
+        screen.send("second\r")
+        screen.expect("queued: second")
+        screen.send("\x1a")
+        screen.expect("Stopped")
+        screen.run("bg")
+        screen.run("echo not f''or us")
+        screen.expect("not for us")
+        screen.run("fg")
+        screen.match(re.compile(r"python3 \S+.*\n"))
+        server.release()
+        screen.expect("PONG")
+        screen.prompt()
+        screen.send("\x04")
+        assert screen.modes() == before
+    assert server.requests[1]["messages"][-1]["content"] == "first\nsecond"
 
 
 @pytest.mark.long

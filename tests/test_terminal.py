@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import (
+    LIVE,
     NAP,
     Terminal,
     alive,
@@ -1456,30 +1457,6 @@ def test_bare_knows_no_custom_commands(at_prompt):
 
 # -- typing while a turn runs --------------------------------------------------------------------
 
-# The agent with a region at the end that shows what is being typed.
-LIVE = """
-import sys
-import agent
-
-
-class Live(agent.Screen):
-    live = True
-
-    def typed(self, text):
-        self.write(self.err, f"<{text!r}>")
-
-
-signals = agent.Signals()
-agent.install_signals(signals)
-settings, _ = agent.load([], agent.os.environ)
-screen = Live(sys.stdout, sys.stderr)
-person = agent.Person(screen, sys.stdin, marks=True)
-made = agent.build_agent(settings, emit=screen.emit, ask=person.ask)
-made.signals = signals
-code = agent.run_repl(made, person)
-made.close()
-sys.exit(code)
-"""
 HELD = call("read_file", path="a.txt") | {"hold": "before"}
 
 
@@ -1602,6 +1579,19 @@ def test_a_marked_paste_is_one_text_and_keys_edit_it(typing):
     assert prompts(server.requests[1]) == ["go", "two a\n\tb\nc"]
 
 
+def test_retry_asks_again_and_says_when_there_is_nothing(terminal):
+    with FlakyServer(["PONG", "PANG"]) as server:
+        screen = terminal(server=server)
+        ask(screen, "/retry")
+        screen.expect("agent: there is nothing to ask again")
+        ask(screen, "ping")
+        screen.expect("PONG")
+        ask(screen, "/retry")
+        screen.expect("PANG")
+        leave(screen)
+    assert server.requests[0]["messages"] == server.requests[1]["messages"]
+
+
 def test_ctrl_d_in_a_turn_leaves_behind_it(typing):
     with FlakyServer([HELD, "PONG"]) as server:
         screen = typing(server)
@@ -1652,7 +1642,7 @@ def test_no_key_is_lost_where_a_question_comes_and_where_the_turn_ends(typing, s
         screen.send("\r")
         until(lambda: len(server.requests) == 2 and server.holding.is_set())
         type_on(screen, letters[26:], chance, server)
-        screen.match(re.compile(r"[\r\n]> "))
+        screen.match(re.compile(r"(?s)unpriced.*?> "))
         until(lambda: not screen.read(0.25))
         screen.send("\r")
         screen.expect("PANG")
