@@ -12850,20 +12850,22 @@ class Person:
 
     def edit_line(self, prompt: str, text: str) -> str:
         """One line with line editing, beginning with `text`. Raises EOFError."""
-        if self.editor is None:
-            return text + input(prompt + text)
-        self.editor.set_startup_hook(functools.partial(self.editor.insert_text, text))
         try:
+            if self.editor is None:
+                return text + input(prompt + text)
+            self.editor.set_startup_hook(functools.partial(self.editor.insert_text, text))
             return stoppable(functools.partial(input, prompt)) or ""
         except Suspended:
             text = self.editor.get_line_buffer()
             suspend()
             return self.edit_line(prompt, text)
         except KeyboardInterrupt:
-            self.unsent = self.editor.get_line_buffer()
+            self.unsent = self.editor.get_line_buffer() if self.editor else ""
+            self.screen.write(self.screen.err, "\n")
             raise
         finally:
-            self.editor.set_startup_hook(None)
+            if self.editor is not None:
+                self.editor.set_startup_hook(None)
 
     def start(self) -> None:
         """Line editing with the history of this project, where Python has it."""
@@ -13137,7 +13139,7 @@ class Repl:
                 if self.exit_code != SIGINT_CODE or again:
                     break
                 self.exit_code = 0
-                self.screen.line("\n(Ctrl-C again, Ctrl-D or /exit leaves)")
+                self.screen.line("(Ctrl-C again, Ctrl-D or /exit leaves)")
                 warned = 0.0 if self.person.cleared else self.clock() + LEAVE_SECONDS
                 continue
             warned = 0.0

@@ -40,7 +40,7 @@ NAP = f"9{os.getpid():08}.5"  # Seconds to sleep that no command of another test
 ESCAPES = re.compile(
     r"\x1b(?:\[[0-9;?<>=]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[()][0-9A-Z]?|[=>78]?)|[\x01\x02\x07]"
 )
-PROMPT = re.compile(r"(?:^|[\r\n])> $")
+PROMPT = re.compile(r"(?:^|[\r\n])> (?:\r*\n[^\r\n]+)?$")  # with a status line below
 QUESTION = re.compile(r"\? \[y(?:es)?/n(?:/a)?(?:/d)?\] $")
 # Popen did setsid; this makes fd 0 the controlling terminal and then becomes the command.
 ADOPT = (
