@@ -12665,6 +12665,7 @@ READLINE = (
     r'"\e\C-j": "\C-v\C-j"',
     "$endif",
 )
+CODES = ("set enable-bracketed-paste on",)  # which Python turns off
 NO_CODES = (
     "set enable-bracketed-paste off",
     "set enable-meta-key off",
@@ -12880,7 +12881,7 @@ class Person:
         readline.set_auto_history(False)
         readline.set_completer(self.offer)
         readline.set_completer_delims(" \t\n")
-        for line in READLINE if self.marks else (*READLINE, *NO_CODES):
+        for line in (*READLINE, *(CODES if self.marks else NO_CODES)):
             readline.parse_and_bind(line)
 
     def offer(self, word: str, number: int) -> str | None:
