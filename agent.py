@@ -13799,6 +13799,7 @@ READLINE = (
     r'"\e\C-j": "\C-v\C-j"',
     "$endif",
 )
+CODES = ("set enable-bracketed-paste on",)  # which Python turns off
 NO_CODES = (
     "set enable-bracketed-paste off",
     "set enable-meta-key off",
@@ -13988,20 +13989,22 @@ class Person:
 
     def edit_line(self, prompt: str, text: str) -> str:
         """One line with line editing, beginning with `text`. Raises EOFError."""
-        if self.editor is None:
-            return text + input(prompt + text)
-        self.editor.set_startup_hook(functools.partial(self.editor.insert_text, text))
         try:
+            if self.editor is None:
+                return text + input(prompt + text)
+            self.editor.set_startup_hook(functools.partial(self.editor.insert_text, text))
             return stoppable(functools.partial(input, prompt)) or ""
         except Suspended:
             text = self.editor.get_line_buffer()
             suspend()
             return self.edit_line(prompt, text)
         except KeyboardInterrupt:
-            self.unsent = self.editor.get_line_buffer()
+            self.unsent = self.editor.get_line_buffer() if self.editor else ""
+            self.screen.write(self.screen.err, "\n")
             raise
         finally:
-            self.editor.set_startup_hook(None)
+            if self.editor is not None:
+                self.editor.set_startup_hook(None)
 
     def start(self) -> None:
         """Line editing with the history of this project, where Python has it."""
@@ -14016,7 +14019,7 @@ class Person:
         readline.set_auto_history(False)
         readline.set_completer(self.offer)
         readline.set_completer_delims(" \t\n")
-        for line in READLINE if self.marks else (*READLINE, *NO_CODES):
+        for line in (*READLINE, *(CODES if self.marks else NO_CODES)):
             readline.parse_and_bind(line)
 
     def offer(self, word: str, number: int) -> str | None:
@@ -14480,7 +14483,7 @@ class Repl:
                 if self.exit_code != SIGINT_CODE or again:
                     break
                 self.exit_code = 0
-                self.screen.line("\n(Ctrl-C again, Ctrl-D or /exit leaves)")
+                self.screen.line("(Ctrl-C again, Ctrl-D or /exit leaves)")
                 warned = 0.0 if self.person.cleared else self.clock() + LEAVE_SECONDS
                 continue
             warned = 0.0

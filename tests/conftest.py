@@ -40,7 +40,7 @@ NAP = f"9{os.getpid():08}.5"  # Seconds to sleep that no command of another test
 ESCAPES = re.compile(
     r"\x1b(?:\[[0-9;?<>=]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[()][0-9A-Z]?|[=>78]?)|[\x01\x02\x07]"
 )
-PROMPT = re.compile(r"(?:^|[\r\n])> $")
+PROMPT = re.compile(r"(?:^|[\r\n])> (?:\r*\n[^\r\n]+)?$")  # with a status line below
 QUESTION = re.compile(r"\? \[y(?:es)?/n(?:/a)?(?:/d)?\] $")
 # Popen did setsid; this makes fd 0 the controlling terminal and then becomes the command.
 ADOPT = (
@@ -810,29 +810,6 @@ class Terminal:
 
 
 # An agent with a region at the end that shows what is being typed.
-LIVE = """
-import sys
-import agent
-
-
-class Live(agent.Screen):
-    live = True
-
-    def typed(self, text):
-        self.write(self.err, f"<{text!r}>")
-
-
-signals = agent.Signals()
-agent.install_signals(signals)
-settings, _ = agent.load([], agent.os.environ)
-screen = Live(sys.stdout, sys.stderr)
-person = agent.Person(screen, sys.stdin, marks=True)
-made = agent.build_agent(settings, emit=screen.emit, ask=person.ask)
-made.signals = signals
-code = agent.run_repl(made, person)
-made.close()
-sys.exit(code)
-"""
 
 
 @pytest.fixture

@@ -2729,3 +2729,59 @@ def test_again_without_anything_to_answer_says_so(stage: Callable[..., Stage]) -
     with pytest.raises(UsageError, match="nothing to ask again"):
         one.agent.again()
     assert one.of("result") == []
+
+
+# -- files that a prompt names -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "names"),
+    [
+        pytest.param("read @a.py, and (@src/b.py). @a.py!", ["a.py", "src/b.py"], id="punctuation"),
+        pytest.param('see @"c d.txt"', ["c d.txt"], id="a blank"),
+        pytest.param("mail me@a.py or @user or @", [], id="no file"),
+        pytest.param("`@a.py`\n```\n@a.py\n```", [], id="code"),
+        pytest.param("@src", ["src/"], id="a folder"),
+    ],
+)
+def test_a_prompt_names_files_by_an_at(stage, tmp_path, prompt, names):
+    put_files(tmp_path)
+    one = stage(["PONG"])
+    text = one.agent.attach(prompt)
+    assert re.findall(r"(?m)^\[file: (.*)\]$", text) == names
+    assert text.startswith(prompt)
+    one.run(text)
+    assert (one.agent.task, one.agent.session.header["title"]) == (prompt, prompt.split("\n")[0])
+
+
+@pytest.mark.parametrize("name", [".env", "../outside", "binary"])
+def test_what_may_not_be_read_is_not_attached(stage, tmp_path, name):
+    put_files(tmp_path)
+    one = stage([], workspace=str(tmp_path / "src"))
+    (tmp_path / "src" / ".env").write_text("KEY=secret")
+    (tmp_path / "src" / "binary").write_bytes(b"\0\1\2")
+    assert one.agent.attach(f"see @{name}") == f"see @{name}"
+    assert [notice["text"].split(":")[0] for notice in one.of("notice")] == [
+        f"@{name} is not attached"
+    ]
+
+
+def test_a_file_that_was_attached_can_be_edited_and_is_bounded(stage, tmp_path):
+    put_files(tmp_path)
+    for number in range(9):
+        (tmp_path / f"{number}.txt").write_text("many words\n" * 3000)
+    edit = {"call": "edit_file", "arguments": {"path": "a.py", "old": "one", "new": "two"}}
+    one = stage([edit, "PONG"])
+    one.run(one.agent.attach("change @a.py"))
+    assert (tmp_path / "a.py").read_text() == "two\n"
+    text = one.agent.attach(" ".join(f"@{number}.txt" for number in range(9)))
+    assert (text.count("[file: "), len(text) < 62_000) == (3, True)
+    assert "go on with start=" in text
+
+
+def put_files(folder: Path) -> None:
+    """Files to name."""
+    (folder / "src").mkdir()
+    (folder / "outside").write_text("not for the model")
+    for name, text in {"a.py": "one\n", "src/b.py": "b\n", "c d.txt": "c\n"}.items():
+        (folder / name).write_text(text)

@@ -10,6 +10,7 @@ import re
 import signal
 import stat
 import string
+import subprocess
 import sys
 import termios
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import (
-    LIVE,
+    KEY,
     NAP,
     Terminal,
     alive,
@@ -1460,24 +1461,17 @@ def test_bare_knows_no_custom_commands(at_prompt):
 HELD = call("read_file", path="a.txt") | {"hold": "before"}
 
 
-@pytest.fixture(params=["plain", "live"])
-def typing(request, terminal, workspace, environment):
+@pytest.fixture(params=["plain", "ui"])
+def typing(request, terminal):
     """Start the agent with either way to read what is typed, its first request held."""
-    screens = []
 
     def start(server) -> Terminal:
-        if request.param == "plain":
-            screen = terminal(server=server)
-        else:
-            command = [sys.executable, "-c", LIVE]
-            screens.append(screen := Terminal(command, workspace, environment(server)))
+        screen = terminal(server=server, ui=request.param == "ui")
         ask(screen, "go")
         until(server.holding.is_set)
         return screen
 
-    yield start
-    for screen in screens:
-        screen.close()
+    return start
 
 
 def test_a_line_typed_in_a_turn_is_queued_and_sent_behind_the_step(typing):
@@ -1565,12 +1559,12 @@ def test_what_comes_at_once_is_one_text(typing, keys, text):
     assert prompts(server.requests[1]) == ["go", text]
 
 
-@pytest.mark.parametrize("typing", ["live"], indirect=True)
+@pytest.mark.parametrize("typing", ["ui"], indirect=True)
 def test_a_marked_paste_is_one_text_and_keys_edit_it(typing):
     with FlakyServer([HELD, "PONG"]) as server:
         screen = typing(server)
         screen.send("wrong\x15two words\x17\x1b[200~a\r\n\tb\rc\x1b[201~")
-        screen.expect("<'two a\\n\\tb\\nc'>")
+        screen.match(re.compile(r"> two a.*b.*c"))
         screen.send("\x1b[D\x1b\r")
         screen.expect("queued: two a")
         server.release()
@@ -1652,3 +1646,190 @@ def test_no_key_is_lost_where_a_question_comes_and_where_the_turn_ends(typing, s
     draft = prompts(server.requests[2])[-1]
     assert draft == "".join(letter for letter in letters if letter not in answer)
     assert answer in letters
+
+
+# -- writing: with readline, and with the extra's line editor -------------------------------------
+
+BOTH = pytest.mark.parametrize("ui", [False, True], ids=["plain", "ui"])
+
+
+def history(workspace: Path) -> Path:
+    """The file of what was typed."""
+    return workspace / ".agent" / "history"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param("\x1b[200~one\rtwo\rthree\x1b[201~\r", id="bracketed"),
+        pytest.param("one\r\ntwo\r\nthree\r\n", id="CRLF"),
+        pytest.param("one\x1b\rtwo\x1b\rthree\r", id="Alt-Enter"),
+    ],
+)
+def test_lines_that_are_pasted_or_made_are_one_prompt(terminal, workspace, ui, keys):
+    with FlakyServer(["PONG"] * 3) as server:
+        screen = terminal(server=server, ui=ui)
+        screen.prompt()
+        screen.send(keys)
+        screen.expect("PONG")
+        leave(screen)
+    assert [prompts(request) for request in server.requests] == [["one\ntwo\nthree"]]
+    assert history(workspace).read_text() == "one\u2028two\u2028three\nexit\n"
+
+
+@BOTH
+def test_a_backslash_at_the_end_goes_on_in_the_next_line(terminal, ui):
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server, ui=ui)
+        screen.prompt()
+        before = screen.output.count("\x1b[?2004h")
+        screen.send("one\\\r")
+        if ui:
+            screen.match(re.compile(r"> one\s*\n"))
+        while not ui and screen.output.count("\x1b[?2004h") == before:
+            assert screen.read(60)
+        screen.send("two\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert prompts(server.requests[0]) == ["one\ntwo"]
+
+
+@BOTH
+def test_what_was_typed_is_there_after_a_kill_and_holds_no_key(terminal, workspace, ui):
+    with FlakyServer(["PONG"] * 5) as server:
+        screens = [terminal(server=server, ui=ui) for _ in range(2)]  # two at the same time
+        for name, screen in zip(("first", "second"), screens, strict=True):
+            ask(screen, f"{name} with {KEY}")
+            screen.expect("PONG")
+            screen.process.kill()
+            screen.wait()
+        screen = terminal(server=server, ui=ui)
+        screen.prompt()
+        screen.send("\x1b[A\x1b[A\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert prompts(server.requests[-1]) == ["first with [masked]"]
+    lines = ["first with [masked]", "second with [masked]", "first with [masked]", "exit"]
+    assert history(workspace).read_text().splitlines() == lines
+    assert stat.S_IMODE(history(workspace).stat().st_mode) == 0o600
+
+
+@BOTH
+def test_a_cleared_draft_is_in_the_history_and_ctrl_r_finds_it(terminal, ui):
+    with FlakyServer(["PONG", "PANG"]) as server:
+        screen = terminal(server=server, ui=ui)
+        screen.prompt()
+        screen.send("a draft of mine")
+        screen.expect("mine")
+        screen.listens()
+        screen.interrupt()
+        ask(screen, "ping")
+        screen.expect("PONG")
+        screen.prompt()
+        screen.send("\x12of mi\r")
+        screen.expect("PANG")
+        leave(screen)
+    assert prompts(server.requests[1]) == ["ping", "a draft of mine"]
+
+
+@BOTH
+def test_tab_completes_commands_and_files(terminal, workspace, ui):
+    (workspace / "alpha one.txt").write_text("the first letter")
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server, ui=ui)
+        ask(screen, "/stat\t")
+        screen.expect("model: flaky-1")
+        ask(screen, "see @al\t")
+        screen.expect("PONG")
+        leave(screen)
+    text = 'see @"alpha one.txt"\n\n[file: alpha one.txt]\n1: the first letter'
+    assert prompts(server.requests[0]) == [text]
+
+
+@pytest.mark.parametrize("change", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["NO_COLOR", "dumb"])
+def test_without_codes_the_line_editor_writes_none_either(terminal, workspace, change):
+    (workspace / "alpha.txt").touch()
+    (workspace / "alto.txt").touch()
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server, env=change, ui=True)
+        ask(screen, "see @a\t\tp\t")
+        screen.expect("PONG")
+        leave(screen)
+    assert "\x1b" not in screen.output
+    assert prompts(server.requests[0])[0].startswith("see @alpha.txt\n")
+
+
+@pytest.mark.parametrize("kind", ["link", "tracked"])
+def test_a_history_that_is_not_ours_is_neither_read_nor_written(terminal, workspace, kind):
+    other = workspace.parent / "other"
+    other.write_text("rm -rf x\n")
+    history(workspace).parent.mkdir(mode=0o700)
+    if kind == "link":
+        history(workspace).symlink_to(other)
+    else:
+        history(workspace).write_text("rm -rf x\n")
+        for line in (["init", "-q"], ["add", "-f", ".agent/history"]):
+            subprocess.run(["git", *line], cwd=workspace, check=True)
+    with FlakyServer([]) as server:
+        screen = terminal(server=server)
+        assert "history" in screen.prompt()
+        screen.send("\x1b[A\r")
+        leave(screen)
+    assert (history(workspace).read_text(), server.requests) == ("rm -rf x\n", [])
+
+
+@BOTH
+def test_what_the_editor_leaves_is_the_draft_of_the_next_prompt(terminal, tmp_path, ui):
+    (tmp_path / "add.py").write_text("import sys\nopen(sys.argv[1], 'a').write('\\nand more\\n')")
+    editor = f"{sys.executable} {tmp_path / 'add.py'}"
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server, env={"EDITOR": editor, "VISUAL": ""}, ui=ui)
+        ask(screen, "/edit begun")
+        screen.expect("and more")
+        screen.listens()
+        assert server.requests == []
+        screen.send("\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert prompts(server.requests[0]) == ["begun\nand more"]
+
+
+@pytest.mark.parametrize(
+    ("editor", "shown"),
+    [("", "set VISUAL or EDITOR"), ("false", "ended with 1"), ("no-such-editor", "No such file")],
+    ids=["unset", "fails", "missing"],
+)
+def test_without_an_editor_the_text_stays(terminal, editor, shown):
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server, env={"VISUAL": editor})
+        ask(screen, "/edit keep this")
+        screen.expect(shown)
+        screen.expect("> keep this")
+        screen.send("\r")
+        screen.expect("PONG")
+        leave(screen)
+    assert prompts(server.requests[0]) == ["keep this"]
+
+
+def test_vi_keys_are_those_of_readline_settings(terminal, home):
+    (home / ".inputrc").write_text("set editing-mode emacs\n  Set Editing-Mode vi\n")
+    with FlakyServer(["PONG"]) as server:
+        screen = terminal(server=server, ui=True)
+        screen.prompt()
+        screen.send("ping pang\x1bbcwpong\r")
+        screen.expect("PONG")
+        ask(screen, "exit")
+        assert screen.wait() == 0
+    assert prompts(server.requests[0]) == ["ping pong"]
+
+
+def test_a_signal_at_the_prompt_of_the_line_editor_keeps_the_draft(terminal, workspace):
+    with FlakyServer([]) as server:
+        screen = terminal(server=server, ui=True)
+        screen.prompt()
+        screen.send("half a thought")
+        screen.expect("thought")
+        screen.process.terminate()
+        assert (screen.wait(), termios.tcgetattr(screen.slave)) == (143, screen.settings)
+    assert history(workspace).read_text() == "half a thought\n"
