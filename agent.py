@@ -13390,7 +13390,7 @@ class UiScreen(Screen):
     def typed(self, text: str) -> None:
         """What is being typed while a turn runs."""
         with self.whole():
-            self.typing = text
+            self.typing = visible(text).replace("\n", "\\n")
             self.draw()
 
     def countdown(self, seconds: float) -> None:

@@ -839,3 +839,19 @@ def test_a_wait_is_counted_down_on_a_terminal(terminal):
         screen.expect("2 s ")
         screen.expect("PONG")
         leave(screen)
+
+
+@pytest.mark.parametrize(
+    "words", [[], pytest.param(["hi"], marks=pytest.mark.long)], ids=["REPL", "prompt"]
+)
+@pytest.mark.parametrize(
+    "ui", [False, pytest.param(True, marks=pytest.mark.long)], ids=["plain", "ui"]
+)
+def test_no_key_in_a_terminal_is_four_lines(free_ports, terminal, words, ui):
+    screen = terminal(*words, env=NO_ENDPOINT, ui=ui)
+    assert screen.wait() == 41
+    lines = screen.text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    letters = "".join(filter(str.isalpha, screen.text.lower()))
+    assert (len(lines), [line for line in lines if not line.strip()]) == (4, [])
+    assert [name for name in ("AGENT_API_KEY", "--demo") if name not in screen.text] == []
+    assert [row for row in ("ollama", "lmstudio", "llamacpp", "vllm") if row not in letters] == []
