@@ -11005,12 +11005,19 @@ class Agent:
     def again(self) -> Result:
         """Ask the model again: an answer at the end is taken back, what calls did stays.
 
-        Raises UsageError where there is nothing to be answered.
+        It comes back where nothing comes instead of it. Raises UsageError where there is nothing to be answered.
         """
         messages = self.transcript.messages
         if len(messages) < 2 or (len(messages) == 2 and is_answer(messages[1])):
             raise UsageError("there is nothing to ask again")
-        return self.take_prompt(None)
+        kept = [message for message in messages[-1:] if is_answer(message)]
+        left = len(messages) - len(kept)
+        result = self.take_prompt(None)
+        with self.signals:
+            if kept and len(self.transcript.messages) == left:
+                self.transcript.replace([*self.transcript.messages, *kept])
+                self.save()
+        return result
 
     def take_prompt(self, prompt: str | None) -> Result:
         """A run with its signals; None asks for another answer to what stands there."""

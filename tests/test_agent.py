@@ -2689,6 +2689,16 @@ def test_what_is_typed_is_the_users_own_in_a_hand_over_note(stage: Callable[...,
     assert "[The user said:]\nuse port 8080" in note or "use port 8080" in users(one.messages)
 
 
+def test_an_answer_comes_back_where_another_one_can_not_be_had(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(["first", {"status": 401, "body": {}}, "second"])
+    one.run("go")
+    before = one.saved()["messages"]
+    assert (one.agent.again().status, one.saved()["messages"]) == ("error", before)
+    assert (one.agent.again().text, one.sent(2)) == ("second", one.sent(0))
+
+
 def test_again_takes_the_answer_back_and_asks_from_there(stage: Callable[..., Stage]) -> None:
     one = stage([say("a"), "first", "second"], tools=[echo])
     one.run("go")
