@@ -11005,7 +11005,8 @@ class Agent:
     def again(self) -> Result:
         """Ask the model again: an answer at the end is taken back, what calls did stays.
 
-        It comes back where nothing comes instead of it. Raises UsageError where there is nothing to be answered.
+        It comes back where nothing comes instead of it. Raises UsageError where there is nothing
+        to be answered.
         """
         messages = self.transcript.messages
         if len(messages) < 2 or (len(messages) == 2 and is_answer(messages[1])):
@@ -15480,7 +15481,7 @@ def attend(argv: Sequence[str], signals: Signals, known: argparse.Namespace) -> 
         open_streams()
         known.events = json_events(argv, signals)
         threading.excepthook = report_thread
-        sys.unraisablehook = report_unraisable
+        sys.unraisablehook = functools.partial(report_unraisable, signals)
         install_signals(signals)
         known.settings, flags = load(argv, os.environ)
         flags.events = known.events
@@ -15513,14 +15514,16 @@ def report_thread(arguments: threading.ExceptHookArgs) -> None:
     sys.stderr.write(f"agent: a tool failed: {arguments.exc_type.__name__}\n")
 
 
-def report_unraisable(told: Any) -> None:
+def report_unraisable(signals: Signals, told: Any) -> None:
     """A signal while Python frees an object would be lost: it comes once more."""
     stop = told.exc_value
     if not isinstance(stop, Stop):
         sys.__unraisablehook__(told)
     elif not isinstance(stop, TimeUp):  # the timer rings again by itself
-        number = stop.exit_code - 128
+        signals.hold()
+        number = strongest([stop.exit_code, *signals.waiting]) - 128
         threading.Timer(WAKE_SECONDS[0], os.kill, (os.getpid(), number)).start()
+        signals.release()
 
 
 def open_streams() -> None:

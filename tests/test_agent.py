@@ -35,6 +35,7 @@ from agent import (
     open_session,
     problems,
     promises,
+    raised,
     tool,
 )
 from flaky_server import FlakyServer
@@ -2670,6 +2671,17 @@ def test_what_is_typed_while_the_check_runs_comes_with_its_outcome(
     two.agent.typed = saying("", "look at the log")
     assert two.run().status == "done"
     assert [text.split("\n")[-1] for text in users(two.messages)] == ["go", "look at the log"]
+
+
+def test_ctrl_c_at_a_question_about_an_attached_file_loses_nothing(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(["first"])
+    (one.root / "a.txt").write_text("a")
+    one.agent.settings = dataclasses.replace(one.agent.settings, ask=("read_file *",))
+    one.agent.ask = lambda question: raised(KeyboardInterrupt())
+    one.agent.typed = saying("see @a.txt")
+    assert (one.run().status, users(one.messages)) == ("cancelled", ["go", "see @a.txt"])
 
 
 def test_what_is_typed_begins_the_watch_for_loops_anew(stage: Callable[..., Stage]) -> None:
