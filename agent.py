@@ -14397,9 +14397,9 @@ class UiPerson(Person):
                 return stoppable(read, self.end) or ""
         except Suspended:
             text = self.session.default_buffer.text
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:  # that of a key is none of ours
             self.unsent = self.session.default_buffer.text
-            raise
+            raise Stop(exit_code_of(stop)) from None
         finally:  # its loop has taken both
             signal.signal(signal.SIGWINCH, resized)
             signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
