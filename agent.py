@@ -604,7 +604,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--check", type=not_blank, metavar="CMD", help="must pass before a turn counts as done")
     add("--context", type=int, metavar="TOKENS", help="the context window")
     add("--append-system-prompt", metavar="TEXT", help="added to the system prompt")
-    add("--bare", action="store_true", help="no AGENTS.md, no user config, no hooks")
+    add("--bare", action="store_true", help="no AGENTS.md, user config, hooks, extras")
     add("--demo", action="store_true", help="a scripted model fixes a real bug; needs no key")
     add("--keep", action="store_true", help="with --demo: keep the scratch folder")
     add("--version", action="version", version=f"agent {__version__}")
