@@ -12698,6 +12698,35 @@ def call_line(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{name}({line[:SHOWN_CHARS]}{'...' if len(line) > SHOWN_CHARS else ''})"
 
 
+EDITS = ("write_file", "edit_file")
+DIFF_LINES = 40  # of an edit under its call
+
+
+def begun_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call in one line; of an edit only what it edits, as its diff says the rest."""
+    told = {key for one in ("old", "new", "content") for key in (one, *ALIASES[one])}
+    left = told if name in EDITS else ()
+    return call_line(name, {key: arguments[key] for key in arguments if key not in left})
+
+
+def edit_rows(name: str, arguments: Mapping[str, Any]) -> list[str]:
+    """The lines of a diff that shows what a call wrote; none for other tools."""
+
+    def given(key: str) -> list[str]:
+        names = (key, *ALIASES[key])
+        text = next((arguments[one] for one in names if isinstance(arguments.get(one), str)), "")
+        return visible(text).removesuffix("\n").split("\n")
+
+    if name == "write_file":
+        rows = [f"+{line}" for line in given("content")]
+    elif name == "edit_file":
+        rows = [row.rstrip("\n") for row in compared(given("old"), given("new"), "", "")[3:]]
+    else:
+        return []
+    left = len(rows) - DIFF_LINES
+    return [*rows[:DIFF_LINES], *([f"[{left} more lines, /show]"] if left > 0 else [])]
+
+
 def said_lines(text: str) -> list[str]:
     """The lines of a text that say something."""
     return [line for line in visible(text).split("\n") if line.strip()]
@@ -12752,6 +12781,7 @@ class Screen:
         self.failure = ""  # why output was lost
         self.open_line = False
         self.last_call = ""  # id of the call whose line was printed last
+        self.edits: dict[str, list[str]] = {}  # of calls that run: the diffs nobody has seen
         self.output = ""  # of the running command, as far as it was not shown
         self.shown: list[str] = []  # lines of it that were
         self.follows: threading.Timer | None = None  # after which its output is shown at once
@@ -12789,6 +12819,8 @@ class Screen:
 
     def question(self, question: Question, shown: str) -> str:
         """What is shown of a question, as it looks here."""
+        if question.diff:
+            self.edits.pop(question.id, None)
         return shown
 
     def status_text(self, agent: Agent) -> str:
@@ -12830,8 +12862,8 @@ class Screen:
 
     def on_tool_use(self, id: str, name: str, arguments: dict[str, Any]) -> None:
         """A call begins."""
-        self.line(f"→ {call_line(name, arguments)}")
-        self.last_call = id
+        self.line(f"→ {begun_call(name, arguments)}")
+        self.last_call, self.edits[id] = id, edit_rows(name, arguments)
 
     def on_tool_output(self, id: str, text: str) -> None:
         """A command that runs for a while is followed; only the first lines of it."""
@@ -12858,7 +12890,9 @@ class Screen:
             self.follows.cancel()
         if id != self.last_call:
             self.line(f"← {name}")
-        for line in outcome_lines(status, content, self.shown):
+        rows = self.edits.pop(id, [])
+        shown = [f"    {row[:SHOWN_CHARS]}" for row in rows if status == "ok"]
+        for line in [*outcome_lines(status, content, self.shown), *shown]:
             self.line(line)
         self.last_call, self.output, self.shown, self.follows = "", "", [], None
 
@@ -13107,12 +13141,19 @@ class Markup:
         )
 
     def parsed(self, source: str) -> Any:
-        """Markdown without what would be left out of it: HTML, the address of a picture."""
+        """Markdown without what would be left out of it: HTML, the address of a picture.
+
+        An entity may stand for any character: only now is it seen.
+        """
         made = self.markdown(source, hyperlinks=False)
         for token in made.parsed:
             if token.type == "html_block":
                 token.type, token.tag, token.info = "fence", "code", "html"
             for child in token.children or ():
+                child.content = visible(child.content, joiners="")
+                child.attrs = {
+                    name: visible(str(value), joiners="") for name, value in child.attrs.items()
+                }
                 if child.type == "image":
                     child.content = f"![{child.content}]({child.attrs['src']})"
                 if child.type in ("html_inline", "image"):
@@ -13206,8 +13247,6 @@ TICK_SECONDS = 0.125
 DRAW_SECONDS = 0.05  # between two drawings because of text
 LOAD_TICKS = 3  # after which rich is imported: the first request is on its way then
 TAIL_LINES, TAIL_CHARS = 5, 4000  # of a running command's output
-EDITS = ("write_file", "edit_file")
-DIFF_LINES = 40  # of an edit under its call
 MARKS = {
     "ok": ("✓", "green"),
     "error": ("✗", "red"),
@@ -13235,24 +13274,6 @@ def short_outcome(name: str, status: str, content: str) -> tuple[str, str, bool]
     return (f"{len(lines)} lines" if many else lines[0].strip()), status, many
 
 
-def edit_rows(name: str, arguments: Mapping[str, Any]) -> list[str]:
-    """The lines of a diff that shows what a call wrote; none for other tools."""
-
-    def given(key: str) -> list[str]:
-        names = (key, *ALIASES[key])
-        text = next((arguments[one] for one in names if isinstance(arguments.get(one), str)), "")
-        return visible(text).removesuffix("\n").split("\n")
-
-    if name == "write_file":
-        rows = [f"+{line}" for line in given("content")]
-    elif name == "edit_file":
-        rows = [row.rstrip("\n") for row in compared(given("old"), given("new"), "", "")[3:]]
-    else:
-        return []
-    left = len(rows) - DIFF_LINES
-    return [*rows[:DIFF_LINES], *([f"[{left} more lines, /show]"] if left > 0 else [])]
-
-
 def painted_diff(line: str) -> str:
     """A line of a diff in its colour."""
     for mark, style in (("+++", "bold"), ("---", "bold"), ("@@", "cyan"), ("+", "green")):
@@ -13265,9 +13286,8 @@ class LiveCall:
     """A call that runs, as it is shown."""
 
     def __init__(self, name: str, arguments: Mapping[str, Any], began: float) -> None:
-        self.name, self.arguments, self.began = name, arguments, began
-        known = itertools.islice(arguments.items(), 1 if name in EDITS else None)
-        self.line = call_line(name, dict(known))  # of an edit the diff says the rest
+        self.began = began
+        self.line = begun_call(name, arguments)
         self.tail = ""  # the end of its output
 
 
@@ -13289,7 +13309,6 @@ class UiScreen(Screen):
         self.raw = False  # the open block is too large for the region: printed as it comes
         self.after = ""  # what was printed last: text, call, line
         self.calls: dict[str, LiveCall] = {}
-        self.seen: set[str] = set()  # calls whose diff was shown in a question
         self.thought, self.typing, self.status, self.waiting = "", "", "", ""
         self.began = self.drawn = 0.0
         self.busy = False
@@ -13577,6 +13596,7 @@ class UiScreen(Screen):
         """A call begins; its line is printed when it ends."""
         self.end_text()
         self.calls[id] = LiveCall(name, arguments, self.clock())
+        self.edits[id] = edit_rows(name, arguments)
         self.draw()
 
     def on_approval(self, id: str, **_: Any) -> None:
@@ -13605,18 +13625,15 @@ class UiScreen(Screen):
         if self.after == "text":
             self.above.append("")
         self.above.append(shown + paint(end, "dim"))
-        if status == "ok" and id not in self.seen:
-            rows = edit_rows(name, call.arguments)
-            self.above += [f"  {painted_diff(fit(row, width - 2))}" for row in rows]
+        for row in self.edits.pop(id, []) if status == "ok" else ():
+            self.above.append(f"  {painted_diff(fit(row, width - 2))}")
         self.after = "call"
         self.draw()
 
     def question(self, question: Question, shown: str) -> str:
         """What is shown of a question; a diff in its colours."""
-        if not question.diff:
-            return shown
-        self.seen.add(question.id)
-        return "\n".join(map(painted_diff, shown.split("\n")))
+        shown = super().question(question, shown)
+        return "\n".join(map(painted_diff, shown.split("\n"))) if question.diff else shown
 
     def on_result(self, **_: Any) -> None:
         """The turn is over: nothing changes any more."""
@@ -14147,12 +14164,15 @@ class Typist:
                 signal.signal(number, self.stopped)
 
     def take_terminal(self) -> None:
-        """Its keys come one by one and are not echoed; those that send signals go on to do so."""
+        """Its keys come one by one and are not echoed; those that send signals go on to do so.
+
+        Without NOFLSH these would take away what the terminal has not read of the last drawing.
+        """
         descriptor = self.person.stdin.fileno()
         raw = termios.tcgetattr(descriptor)
         self.modes = self.modes or [*raw]
         raw[0] &= ~termios.ICRNL
-        raw[3] &= ~(termios.ICANON | termios.ECHO)
+        raw[3] = raw[3] & ~(termios.ICANON | termios.ECHO) | termios.NOFLSH
         termios.tcsetattr(descriptor, termios.TCSANOW, raw)
         self.screen.write(self.screen.err, "\x1b[?2004h")
 

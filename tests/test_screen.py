@@ -278,7 +278,11 @@ def test_what_is_said_beside_the_answer_is_shown_by_both(path, shown, recorded):
     [retry], [compacted] = of(recorded, "retry"), of(recorded, "compacted")
     expected = [data["text"] for kind in ("notice", "queued") for data in of(recorded, kind)]
     expected += [retry["reason"], str(compacted["messages_before"]), compacted["archive"]]
-    expected += [data["text"].split()[-1] for data in of(recorded, "tool_output")[:1]]
+    # Of a command's output what it ended with; of one that was stopped, that it was.
+    failed = next(
+        data["content"] for data in of(recorded, "tool_result") if "Trace" in data["content"]
+    )
+    expected.append(failed.split("\n")[-2])
     assert [text for text in expected if text not in output] == []
 
 
@@ -850,6 +854,8 @@ def test_after_ctrl_c_in_a_stream_the_terminal_is_as_it_was(terminal, ui):
         until(server.holding.is_set)
         screen.expect("five")
         screen.listens()
+        # Else the kernel takes away what was written and not read, of a region amid its drawing.
+        assert bool(termios.tcgetattr(screen.slave)[3] & termios.NOFLSH) is ui
         screen.interrupt()
         ask(screen, "ping")
         screen.expect("PONG")
@@ -974,7 +980,7 @@ WIDE = {
     "Hangul": "안녕하세요세계",
     "full width": "ｆｕｌｌｗｉｄｔｈ",
     "emoji": "🎉🚀✨",
-    "joined emoji": "👩‍👩‍👧‍👦family",
+    "joined emoji": "👩‍👩‍👧family",  # tmux keeps 21 bytes of a character, one more child is lost
     "flag": "🇩🇪flag",
     "skin": "👍🏽skin",
     "combining": "cafe\u0301-x\u0304y",
