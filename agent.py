@@ -13156,8 +13156,8 @@ class Markup:
                 }
                 if child.type == "image":
                     child.content = f"![{child.content}]({child.attrs['src']})"
-                if child.type in ("html_inline", "image"):
-                    child.type, child.tag, child.children = "text", "", None
+                if child.type in ("html_inline", "image") or child.markup == "autolink":
+                    child.type, child.tag, child.children, child.attrs = "text", "", None, {}
                 elif child.type == "softbreak":  # the model has written lines
                     child.type = "hardbreak"
         return made
@@ -13171,9 +13171,14 @@ class Markup:
             self.load()
         options = self.console.options.update(width=max(width, 4))
         try:
-            lines = self.console.render_lines(self.parsed(source), options, pad=False)
+            made = self.parsed(source)
+            lines = self.console.render_lines(made, options, pad=False)
         except (*ODD_TEXT, RecursionError):
             return plain
+        told = [one for token in made.parsed for one in token.children or (token,)]
+        shown = letters(one.text for line in lines for one in line)
+        if shown < letters(one.content + one.attrs.get("href", "") for one in told):
+            return plain  # a table that is too wide
         rows = list(map(self.row, lines))
         while rows and not rows[-1]:
             rows.pop()
@@ -13194,6 +13199,11 @@ class Markup:
             one.style.render(text, color_system=ColorSystem.STANDARD) if one.style else text
             for one, text in zip(kept, texts, strict=True)
         )
+
+
+def letters(texts: Iterable[str]) -> int:
+    """How many letters and digits stand in some texts."""
+    return sum(character.isalnum() for text in texts for character in text)
 
 
 class Region:

@@ -321,6 +321,10 @@ DOCUMENTS = [
     pytest.param("```nosuchlanguage\n[x] = <y>\n```", "[x] = <y>", id="unknown language"),
     pytest.param("```md\n# title\n* a\n```", "# title * a", id="Markdown as code"),
     pytest.param("| a1 | b1 |\n|:--|--:|\n| c1 | `d1` |\n", "a1 b1 c1 d1", id="table"),
+    pytest.param(
+        "|" + "a|" * 60 + "\n|" + "-|" * 60 + "\n|" + "b|" * 59 + "last1|", "last1", id="60 columns"
+    ),
+    pytest.param(f"| a |\n|---|\n| {'x' * 300}end1 |", "x" * 300 + "end1", id="a word in a table"),
     pytest.param("| only1 | a2 | pipe3 |", "only1 a2 pipe3", id="no table"),
     pytest.param("1. one1\n2. two2\n\n   still2\n3. three3", "one1 two2 still2 three3", id="list"),
     pytest.param("- a1\n  - b1\n    - c1\n      - d1", "a1 b1 c1 d1", id="deep list"),
