@@ -7957,7 +7957,10 @@ class ShellTools:
             self.emit("tool_output", id=self.call_id, text=text)
 
     def piece(self, data: bytes) -> str:
-        """What has come, as text; what is cut inside a character or an escape waits for its end."""
+        """What has come, as text; what is cut inside a character or an escape waits for its end.
+
+        A progress line keeps its returns: its next state comes in another piece.
+        """
         text = self.held + self.decoder.decode(data)
         cut = (
             text.rfind("\x1b", -HELD_CHARS)
@@ -7965,7 +7968,7 @@ class ShellTools:
             else -1
         )
         text, self.held = (text, "") if cut < 0 else (text[:cut], text[cut:])
-        return plain_text(text)
+        return "\r".join(map(plain_text, text.replace("\r\n", "\n").split("\r")))
 
     def _withheld(self, text: str) -> str:
         """What a command that failed may have missed: a key that it can not see."""
@@ -12880,7 +12883,7 @@ class Screen:
         """Show what a running command has printed."""
         with self.lock:
             *lines, self.output = self.output.split("\n")
-            for line in said_lines("\n".join(lines))[: LIVE_LINES - len(self.shown)]:
+            for line in said_lines(plain_text("\n".join(lines)))[: LIVE_LINES - len(self.shown)]:
                 self.shown.append(line)
                 self.line(f"    {line[:SHOWN_CHARS]}")
 
@@ -13461,7 +13464,8 @@ class UiScreen(Screen):
         """The rows of the region, at most so many."""
         fixed = []
         if self.busy:
-            typed = [paint(fit(f"> {self.typing}", width), "bold")] if self.typing else []
+            typing = fit(self.typing[::-1], width - 2)[::-1]  # of a long line its end
+            typed = [paint(f"> {typing}", "bold")] if self.typing else []
             fixed = [self.spinner(width), *typed, paint(fit(f" {self.status}", width), "dim")][
                 :most
             ]
@@ -13491,7 +13495,7 @@ class UiScreen(Screen):
         seconds = self.clock() - call.began
         since = f"  {seconds:.0f} s" if seconds >= 1 else ""
         rows = [paint(fit(call.line, width - 2 - len(since)), "bold") + paint(since, "dim")]
-        tail = said_lines(call.tail)[-lines:]
+        tail = said_lines(plain_text(call.tail))[-lines:]
         return [f"→ {rows[0]}", *(paint(fit(f"  │ {line}", width), "dim") for line in tail)]
 
     def open_rows(self, width: int, room: int) -> list[str]:
