@@ -7957,7 +7957,10 @@ class ShellTools:
             self.emit("tool_output", id=self.call_id, text=text)
 
     def piece(self, data: bytes) -> str:
-        """What has come, as text; what is cut inside a character or an escape waits for its end."""
+        """What has come, as text; what is cut inside a character or an escape waits for its end.
+
+        A progress line keeps its returns: its next state comes in another piece.
+        """
         text = self.held + self.decoder.decode(data)
         cut = (
             text.rfind("\x1b", -HELD_CHARS)
@@ -7965,7 +7968,7 @@ class ShellTools:
             else -1
         )
         text, self.held = (text, "") if cut < 0 else (text[:cut], text[cut:])
-        return plain_text(text)
+        return "\r".join(map(plain_text, text.replace("\r\n", "\n").split("\r")))
 
     def _withheld(self, text: str) -> str:
         """What a command that failed may have missed: a key that it can not see."""
@@ -12698,6 +12701,35 @@ def call_line(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{name}({line[:SHOWN_CHARS]}{'...' if len(line) > SHOWN_CHARS else ''})"
 
 
+EDITS = ("write_file", "edit_file")
+DIFF_LINES = 40  # of an edit under its call
+
+
+def begun_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call in one line; of an edit only what it edits, as its diff says the rest."""
+    told = {key for one in ("old", "new", "content") for key in (one, *ALIASES[one])}
+    left = told if name in EDITS else ()
+    return call_line(name, {key: arguments[key] for key in arguments if key not in left})
+
+
+def edit_rows(name: str, arguments: Mapping[str, Any]) -> list[str]:
+    """The lines of a diff that shows what a call wrote; none for other tools."""
+
+    def given(key: str) -> list[str]:
+        names = (key, *ALIASES[key])
+        text = next((arguments[one] for one in names if isinstance(arguments.get(one), str)), "")
+        return visible(text).removesuffix("\n").split("\n")
+
+    if name == "write_file":
+        rows = [f"+{line}" for line in given("content")]
+    elif name == "edit_file":
+        rows = [row.rstrip("\n") for row in compared(given("old"), given("new"), "", "")[3:]]
+    else:
+        return []
+    left = len(rows) - DIFF_LINES
+    return [*rows[:DIFF_LINES], *([f"[{left} more lines, /show]"] if left > 0 else [])]
+
+
 def said_lines(text: str) -> list[str]:
     """The lines of a text that say something."""
     return [line for line in visible(text).split("\n") if line.strip()]
@@ -12752,6 +12784,7 @@ class Screen:
         self.failure = ""  # why output was lost
         self.open_line = False
         self.last_call = ""  # id of the call whose line was printed last
+        self.edits: dict[str, list[str]] = {}  # of calls that run: the diffs nobody has seen
         self.output = ""  # of the running command, as far as it was not shown
         self.shown: list[str] = []  # lines of it that were
         self.follows: threading.Timer | None = None  # after which its output is shown at once
@@ -12789,6 +12822,8 @@ class Screen:
 
     def question(self, question: Question, shown: str) -> str:
         """What is shown of a question, as it looks here."""
+        if question.diff:
+            self.edits.pop(question.id, None)
         return shown
 
     def status_text(self, agent: Agent) -> str:
@@ -12830,8 +12865,8 @@ class Screen:
 
     def on_tool_use(self, id: str, name: str, arguments: dict[str, Any]) -> None:
         """A call begins."""
-        self.line(f"→ {call_line(name, arguments)}")
-        self.last_call = id
+        self.line(f"→ {begun_call(name, arguments)}")
+        self.last_call, self.edits[id] = id, edit_rows(name, arguments)
 
     def on_tool_output(self, id: str, text: str) -> None:
         """A command that runs for a while is followed; only the first lines of it."""
@@ -12848,7 +12883,7 @@ class Screen:
         """Show what a running command has printed."""
         with self.lock:
             *lines, self.output = self.output.split("\n")
-            for line in said_lines("\n".join(lines))[: LIVE_LINES - len(self.shown)]:
+            for line in said_lines(plain_text("\n".join(lines)))[: LIVE_LINES - len(self.shown)]:
                 self.shown.append(line)
                 self.line(f"    {line[:SHOWN_CHARS]}")
 
@@ -12858,7 +12893,9 @@ class Screen:
             self.follows.cancel()
         if id != self.last_call:
             self.line(f"← {name}")
-        for line in outcome_lines(status, content, self.shown):
+        rows = self.edits.pop(id, [])
+        shown = [f"    {row[:SHOWN_CHARS]}" for row in rows if status == "ok"]
+        for line in [*outcome_lines(status, content, self.shown), *shown]:
             self.line(line)
         self.last_call, self.output, self.shown, self.follows = "", "", [], None
 
@@ -13107,16 +13144,23 @@ class Markup:
         )
 
     def parsed(self, source: str) -> Any:
-        """Markdown without what would be left out of it: HTML, the address of a picture."""
+        """Markdown without what would be left out of it: HTML, the address of a picture.
+
+        An entity may stand for any character: only now is it seen.
+        """
         made = self.markdown(source, hyperlinks=False)
         for token in made.parsed:
             if token.type == "html_block":
                 token.type, token.tag, token.info = "fence", "code", "html"
             for child in token.children or ():
+                child.content = visible(child.content, joiners="")
+                child.attrs = {
+                    name: visible(str(value), joiners="") for name, value in child.attrs.items()
+                }
                 if child.type == "image":
                     child.content = f"![{child.content}]({child.attrs['src']})"
-                if child.type in ("html_inline", "image"):
-                    child.type, child.tag, child.children = "text", "", None
+                if child.type in ("html_inline", "image") or child.markup == "autolink":
+                    child.type, child.tag, child.children, child.attrs = "text", "", None, {}
                 elif child.type == "softbreak":  # the model has written lines
                     child.type = "hardbreak"
         return made
@@ -13130,9 +13174,14 @@ class Markup:
             self.load()
         options = self.console.options.update(width=max(width, 4))
         try:
-            lines = self.console.render_lines(self.parsed(source), options, pad=False)
+            made = self.parsed(source)
+            lines = self.console.render_lines(made, options, pad=False)
         except (*ODD_TEXT, RecursionError):
             return plain
+        told = [one for token in made.parsed for one in token.children or (token,)]
+        shown = letters(one.text for line in lines for one in line)
+        if shown < letters(one.content + one.attrs.get("href", "") for one in told):
+            return plain  # a table that is too wide
         rows = list(map(self.row, lines))
         while rows and not rows[-1]:
             rows.pop()
@@ -13153,6 +13202,11 @@ class Markup:
             one.style.render(text, color_system=ColorSystem.STANDARD) if one.style else text
             for one, text in zip(kept, texts, strict=True)
         )
+
+
+def letters(texts: Iterable[str]) -> int:
+    """How many letters and digits stand in some texts."""
+    return sum(character.isalnum() for text in texts for character in text)
 
 
 class Region:
@@ -13206,8 +13260,6 @@ TICK_SECONDS = 0.125
 DRAW_SECONDS = 0.05  # between two drawings because of text
 LOAD_TICKS = 3  # after which rich is imported: the first request is on its way then
 TAIL_LINES, TAIL_CHARS = 5, 4000  # of a running command's output
-EDITS = ("write_file", "edit_file")
-DIFF_LINES = 40  # of an edit under its call
 MARKS = {
     "ok": ("✓", "green"),
     "error": ("✗", "red"),
@@ -13235,24 +13287,6 @@ def short_outcome(name: str, status: str, content: str) -> tuple[str, str, bool]
     return (f"{len(lines)} lines" if many else lines[0].strip()), status, many
 
 
-def edit_rows(name: str, arguments: Mapping[str, Any]) -> list[str]:
-    """The lines of a diff that shows what a call wrote; none for other tools."""
-
-    def given(key: str) -> list[str]:
-        names = (key, *ALIASES[key])
-        text = next((arguments[one] for one in names if isinstance(arguments.get(one), str)), "")
-        return visible(text).removesuffix("\n").split("\n")
-
-    if name == "write_file":
-        rows = [f"+{line}" for line in given("content")]
-    elif name == "edit_file":
-        rows = [row.rstrip("\n") for row in compared(given("old"), given("new"), "", "")[3:]]
-    else:
-        return []
-    left = len(rows) - DIFF_LINES
-    return [*rows[:DIFF_LINES], *([f"[{left} more lines, /show]"] if left > 0 else [])]
-
-
 def painted_diff(line: str) -> str:
     """A line of a diff in its colour."""
     for mark, style in (("+++", "bold"), ("---", "bold"), ("@@", "cyan"), ("+", "green")):
@@ -13265,9 +13299,8 @@ class LiveCall:
     """A call that runs, as it is shown."""
 
     def __init__(self, name: str, arguments: Mapping[str, Any], began: float) -> None:
-        self.name, self.arguments, self.began = name, arguments, began
-        known = itertools.islice(arguments.items(), 1 if name in EDITS else None)
-        self.line = call_line(name, dict(known))  # of an edit the diff says the rest
+        self.began = began
+        self.line = begun_call(name, arguments)
         self.tail = ""  # the end of its output
 
 
@@ -13289,7 +13322,6 @@ class UiScreen(Screen):
         self.raw = False  # the open block is too large for the region: printed as it comes
         self.after = ""  # what was printed last: text, call, line
         self.calls: dict[str, LiveCall] = {}
-        self.seen: set[str] = set()  # calls whose diff was shown in a question
         self.thought, self.typing, self.status, self.waiting = "", "", "", ""
         self.began = self.drawn = 0.0
         self.busy = False
@@ -13432,7 +13464,8 @@ class UiScreen(Screen):
         """The rows of the region, at most so many."""
         fixed = []
         if self.busy:
-            typed = [paint(fit(f"> {self.typing}", width), "bold")] if self.typing else []
+            typing = fit(self.typing[::-1], width - 2)[::-1]  # of a long line its end
+            typed = [paint(f"> {typing}", "bold")] if self.typing else []
             fixed = [self.spinner(width), *typed, paint(fit(f" {self.status}", width), "dim")][
                 :most
             ]
@@ -13462,7 +13495,7 @@ class UiScreen(Screen):
         seconds = self.clock() - call.began
         since = f"  {seconds:.0f} s" if seconds >= 1 else ""
         rows = [paint(fit(call.line, width - 2 - len(since)), "bold") + paint(since, "dim")]
-        tail = said_lines(call.tail)[-lines:]
+        tail = said_lines(plain_text(call.tail))[-lines:]
         return [f"→ {rows[0]}", *(paint(fit(f"  │ {line}", width), "dim") for line in tail)]
 
     def open_rows(self, width: int, room: int) -> list[str]:
@@ -13577,6 +13610,7 @@ class UiScreen(Screen):
         """A call begins; its line is printed when it ends."""
         self.end_text()
         self.calls[id] = LiveCall(name, arguments, self.clock())
+        self.edits[id] = edit_rows(name, arguments)
         self.draw()
 
     def on_approval(self, id: str, **_: Any) -> None:
@@ -13605,18 +13639,15 @@ class UiScreen(Screen):
         if self.after == "text":
             self.above.append("")
         self.above.append(shown + paint(end, "dim"))
-        if status == "ok" and id not in self.seen:
-            rows = edit_rows(name, call.arguments)
-            self.above += [f"  {painted_diff(fit(row, width - 2))}" for row in rows]
+        for row in self.edits.pop(id, []) if status == "ok" else ():
+            self.above.append(f"  {painted_diff(fit(row, width - 2))}")
         self.after = "call"
         self.draw()
 
     def question(self, question: Question, shown: str) -> str:
         """What is shown of a question; a diff in its colours."""
-        if not question.diff:
-            return shown
-        self.seen.add(question.id)
-        return "\n".join(map(painted_diff, shown.split("\n")))
+        shown = super().question(question, shown)
+        return "\n".join(map(painted_diff, shown.split("\n"))) if question.diff else shown
 
     def on_result(self, **_: Any) -> None:
         """The turn is over: nothing changes any more."""
@@ -14147,12 +14178,15 @@ class Typist:
                 signal.signal(number, self.stopped)
 
     def take_terminal(self) -> None:
-        """Its keys come one by one and are not echoed; those that send signals go on to do so."""
+        """Its keys come one by one and are not echoed; those that send signals go on to do so.
+
+        Without NOFLSH these would take away what the terminal has not read of the last drawing.
+        """
         descriptor = self.person.stdin.fileno()
         raw = termios.tcgetattr(descriptor)
         self.modes = self.modes or [*raw]
         raw[0] &= ~termios.ICRNL
-        raw[3] &= ~(termios.ICANON | termios.ECHO)
+        raw[3] = raw[3] & ~(termios.ICANON | termios.ECHO) | termios.NOFLSH
         termios.tcsetattr(descriptor, termios.TCSANOW, raw)
         self.screen.write(self.screen.err, "\x1b[?2004h")
 
