@@ -13830,7 +13830,26 @@ READLINE = (
     r'"\e\C-j": "\C-v\C-j"',
     "$endif",
 )
-CODES = ("set enable-bracketed-paste on",)  # which Python turns off
+# By itself readline makes two line ends of CRLF. Here a paste is a completion, made by `offer`, of
+# the kind that puts a blank behind it.
+PASTE_KEYS = (
+    r'"\e[200~": "\e[200;1~\e[200;2~"',
+    r'"\e[200;1~": insert-completions',
+    r'"\e[200;2~": backward-delete-char',
+    r'"\e[201~": ""',
+)
+CODES = (
+    "set enable-bracketed-paste on",  # which Python turns off
+    *PASTE_KEYS,
+    "$if mode=vi",
+    "set keymap vi-command",
+    *PASTE_KEYS,
+    "set keymap vi-insert",
+    "$endif",
+)
+PASTE_KIND = ord("*")  # the completion that is a paste
+PASTE_END = b"\x1b[201~"
+PIECE_SECONDS = (1.0, 5.0)  # until the first piece of a paste, and between two
 NO_CODES = (
     "set enable-bracketed-paste off",
     "set enable-meta-key off",
@@ -13998,7 +14017,8 @@ class Person:
         try:
             while not self.ended:
                 lines.append(self.edit_line("> " if not lines else "", rest))
-                more, *ends = re.split(END_KEY, self.waiting(), maxsplit=1)
+                more = re.sub(PASTE_MARK, "", self.waiting())
+                more, *ends = re.split(END_KEY, more, maxsplit=1)
                 self.ended = bool(ends)
                 head, newline, rest = (more, "\n", "") if ends else more.rpartition("\n")
                 if newline:
@@ -14039,7 +14059,11 @@ class Person:
 
     def start(self) -> None:
         """Line editing with the history of this project, where Python has it."""
+        import locale
+
         self.read_history()
+        if locale.nl_langinfo(locale.CODESET) != "UTF-8":  # readline would lose or refuse letters
+            return
         try:
             import readline
         except ImportError:
@@ -14056,11 +14080,44 @@ class Person:
     def offer(self, word: str, number: int) -> str | None:
         """What readline asks for: the completions of its word, one after another."""
         if number == 0:
-            before = self.editor.get_line_buffer()[: self.editor.get_endidx()]
-            skip = len(before) - len(word) - word_start(before)  # its word may begin in ours
-            self.offered = [found[skip:] for found in self.complete(before)]
-            self.offered = self.offered or ([] if word else ["\t"])
+            self.offered = []
+            try:
+                self.offered = self.pasted(word) or self.completions(word)
+            except KeyboardInterrupt as stop:  # which readline would keep for itself
+                if (code := exit_code_of(stop)) != SIGINT_CODE:
+                    again = (threading.get_ident(), code - 128)
+                    threading.Timer(PASTE_SECONDS, signal.pthread_kill, again).start()
         return self.offered[number] if number < len(self.offered) else None
+
+    def completions(self, word: str) -> list[str]:
+        """What readline's word can be completed to; without one, Tab is a tab."""
+        before = self.editor.get_line_buffer()[: self.editor.get_endidx()]
+        skip = len(before) - len(word) - word_start(before)  # its word may begin in ours
+        return [found[skip:] for found in self.complete(before)] or ([] if word else ["\t"])
+
+    def pasted(self, word: str) -> list[str]:
+        """The word with what is pasted behind it; [] when nothing is."""
+        data, wait, longer = bytearray(), *PIECE_SECONDS
+        if not self.marks or self.editor.get_completion_type() != PASTE_KIND:
+            return []
+        while not data.endswith(PASTE_END):
+            half = next(size for size in range(5, -1, -1) if data.endswith(PASTE_END[:size]))
+            piece = self.piece(6 - half, wait)  # no key from behind the end
+            if piece == b"":
+                break
+            data, wait = data + (piece or b""), longer
+        text = clean(data.removesuffix(PASTE_END).decode("utf-8", "replace"))
+        return [word + re.sub(r"\r\n?", "\n", text) or " "] if data else []
+
+    def piece(self, size: int, wait: float) -> bytes | None:
+        """Some bytes of a paste, b"" if none come in time, None when they held a Ctrl-C."""
+        try:
+            ready = select.select([self.stdin], [], [], wait)[0]
+            return os.read(self.stdin.fileno(), size) if ready else b""
+        except KeyboardInterrupt as stop:
+            if exit_code_of(stop) != SIGINT_CODE:
+                raise
+            return None
 
     def read_history(self) -> None:
         """What was typed in all sessions of this project; the newest entries stay in its file."""
