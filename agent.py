@@ -5407,10 +5407,14 @@ class Signals:
         self.since = 0.0
         self.give_up = False  # the process is ours to be ended
         self.farewell: Callable[[], object] = int  # gives the terminal back, where it is borrowed
+        self.end: Callable[[], object] | None = None  # ends what is read, while all wait
 
     def __call__(self, number: int, frame: Any) -> None:
         """What Python calls for a signal, in the main thread."""
         stop = self.dealt_with()
+        if self.end is not None and not self.waiting:
+            self.since = time.monotonic()
+            self.end()
         late = time.monotonic() - self.since > GIVE_UP_SECONDS  # e.g. nobody reads what we print
         if (stop is None and not self.held) or (late and not self.give_up):
             self.since = time.monotonic()
@@ -5419,6 +5423,16 @@ class Signals:
         later.append(128 + number)
         if late:
             self.leave(strongest(later))
+
+    @contextlib.contextmanager
+    def ending(self, end: Callable[[], object]) -> Iterator[None]:
+        """While it lasts a signal calls `end`: for a reader that no exception may break into."""
+        with self:
+            self.end = end
+            try:
+                yield
+            finally:
+                self.end = None
 
     def leave(self, code: int) -> NoReturn:
         """End the process at once."""
@@ -11121,15 +11135,19 @@ class Agent:
 
         Whether there was any. The user's own words count as a new prompt for whatever is watched.
         """
-        with self.signals:  # in between what was typed would be lost
-            text = "" if self.budgets.ended() else self.typed()
+        text = ""
+        try:
+            with self.signals:  # in between what was typed would be lost
+                text = "" if self.budgets.ended() else self.typed()
             if text:
-                text, ours = self.attach(text), ours and f"{ours}\n"
                 self.nudges = {}
                 self.watch_loops()
-            if text or ours:
-                self.say(text, ours)
-                self.save()
+                text, ours = self.attach(text), ours and f"{ours}\n"
+        finally:
+            with self.signals:
+                if text or ours:
+                    self.say(text, ours)
+                    self.save()
         return bool(text or ours)
 
     def failed_check(self) -> str:
@@ -12790,6 +12808,7 @@ class Screen:
         self.follows: threading.Timer | None = None  # after which its output is shown at once
         self.lock = threading.RLock()  # events also come from the thread that reads typed lines
 
+    lend: Callable[[], object] = int  # gives the terminal back before a stop
     live = False  # whether a region at the end is redrawn, with what is being typed
 
     def emit(self, kind: str, **data: Any) -> None:
@@ -12850,6 +12869,12 @@ class Screen:
         """One whole line beside the model's text."""
         self.end_line()
         self.write(self.err, visible(text) + "\n")
+
+    def answer(self, text: str) -> None:
+        """The whole answer, where it was not shown as it came."""
+        if text and not self.streams:
+            show = visible if self.out.isatty() else clean
+            self.write(self.out, show(text) + "\n")
 
     def end_line(self) -> None:
         """Finish the line of streamed text."""
@@ -13392,6 +13417,7 @@ class UiScreen(Screen):
             self.stop_later = True
             return
         with self.quiet():
+            self.lend()
             before = self.take_stop(signal.SIG_DFL)
             suspend()
             self.take_stop(before)
@@ -13458,7 +13484,7 @@ class UiScreen(Screen):
         self.drawn, self.drawing = self.clock(), False
         if self.stop_later:
             self.stop_later = False
-            self.stopped(0, None)
+            suspend()  # this may be the thread of the ticker
 
     def body(self, width: int, most: int) -> list[str]:
         """The rows of the region, at most so many."""
@@ -13817,8 +13843,8 @@ def stoppable(
 
 def suspend() -> None:
     """Stop as a program does that knows nothing of Ctrl-Z; goes on when the shell says `fg`."""
-    # To this thread: what is sent to the process another one may take, while we go on for a while.
-    signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
+    # To the main thread: what is sent to the process another one may take, and we go on meanwhile.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTSTP)
 
 
 HISTORY_ENTRIES = 1000
@@ -13892,6 +13918,7 @@ class Person:
         self.unsent = ""  # what stood in the line that a signal ended
         self.editor: Any = None  # the readline module
         self.pause: Callable[[], Any] = contextlib.nullcontext  # nobody else reads meanwhile
+        self.signals = Signals()
         self.entries: list[str] = []  # the history
         self.mask: Callable[[str], str] = str  # what keeps secrets out of its file
         self.complete: Callable[[str], list[str]] = lambda before: []
@@ -14183,7 +14210,7 @@ class Typist:
         self.line = ""  # what is typed; a "\r" in it is Enter, a "\n" was pasted
         self.thread: threading.Thread | None = None
         self.modes: list[Any] | None = None  # the terminal's own, while ours are set
-        self.before: dict[int, Any] = {}  # what took these signals
+        self.before: Any = None  # what took SIGCONT
 
     @functools.cached_property
     def wake(self) -> tuple[int, int]:
@@ -14195,27 +14222,30 @@ class Typist:
             return
         nothing = (OSError, RuntimeError, termios.error)  # no pipe, thread or terminal is left
         with self.signals, contextlib.suppress(*nothing):
+            if self.screen.live:  # what was begun goes on, and is seen
+                self.line, self.person.draft = self.person.draft, ""
+                self.screen.typed(self.line)
             thread = threading.Thread(target=self.listen, args=(self.wake[0],), daemon=True)
             thread.start()
             self.thread = thread
             if self.screen.live:
-                self.take_signals()
+                self.signals.farewell = self.screen.lend = self.give_terminal
+                self.before = signal.signal(signal.SIGCONT, self.go_on)
                 self.take_terminal()
 
     def __exit__(self, *_: object) -> None:
         """The thread ends; what is unfinished becomes the draft."""
         with self.signals:
-            if self.thread is None:
-                return
-            os.write(self.wake[1], b"\0")
-            self.thread.join()
-            self.thread = None
-            self.give_terminal()
-            for number, taken in self.before.items():
-                signal.signal(number, taken or signal.SIG_DFL)
-            self.before.clear()
-            self.person.draft, self.line = self.person.draft + self.line, ""
-            self.screen.typed("")
+            if self.thread is not None:
+                os.write(self.wake[1], b"\0")
+                self.thread.join()
+                self.thread = None
+                self.give_terminal()
+                if self.before is not None:
+                    signal.signal(signal.SIGCONT, self.before)
+            if self.line:
+                self.person.draft, self.line = self.person.draft + self.line, ""
+                self.screen.typed("")
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -14225,14 +14255,6 @@ class Typist:
         yield
         if runs:
             self.__enter__()
-
-    def take_signals(self) -> None:
-        """Those at which the terminal changes hands."""
-        self.signals.farewell = self.give_terminal
-        for number in (signal.SIGTSTP, signal.SIGCONT):
-            self.before[number] = signal.getsignal(number)
-            if self.before[number] is not signal.SIG_IGN:
-                signal.signal(number, self.stopped)
 
     def take_terminal(self) -> None:
         """Its keys come one by one and are not echoed; those that send signals go on to do so.
@@ -14257,16 +14279,11 @@ class Typist:
         if select.select([], [self.screen.err], [], 0)[1]:  # else nobody reads, and we would wait
             self.screen.write(self.screen.err, "\x1b[?2004l")
 
-    def stopped(self, number: int, frame: Any) -> None:
-        """Ctrl-Z: the shell gets the terminal as it was; ours again when we go on before it."""
-        if number == signal.SIGTSTP:
-            with self.screen.quiet():
-                self.give_terminal()
-                signal.signal(number, signal.SIG_DFL)
-                suspend()
-                signal.signal(number, self.stopped)
-        if self.thread is not None and not self.away():
-            self.take_terminal()
+    def go_on(self, number: int, frame: Any) -> None:
+        """After a stop its keys come one by one again, once the shell has given it back."""
+        with contextlib.suppress(termios.error):  # it is gone
+            if self.thread is not None and not self.away():
+                self.take_terminal()
 
     def away(self) -> bool:
         """Whether the terminal belongs to others: the shell has sent us into the background."""
@@ -14449,10 +14466,18 @@ class UiPerson(Person):
         self.session = self.make_session()
         self.feed(drain(self.stdin))
         shown = [("fg:ansicyan", prompt)]  # a blank without a colour would not be written
-        read = functools.partial(self.session.prompt, shown, default=text, handle_sigint=False)
+        end = functools.partial(self.end, KeyboardInterrupt())
+        read = functools.partial(
+            self.session.prompt,
+            shown,
+            default=text,
+            handle_sigint=False,
+            pre_run=lambda: self.signals.waiting and end(),  # it came before there was one
+        )
         wakeup, resized = signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGWINCH)
         try:
-            return stoppable(read, self.end) or ""
+            with self.signals.ending(end):
+                return stoppable(read, self.end) or ""
         except Suspended:
             text = self.session.default_buffer.text
         except KeyboardInterrupt:
@@ -14550,7 +14575,8 @@ class Repl:
         self.known: dict[tuple[str, str], str] = {}  # custom commands that a session has used
         self.queue: list[str] = []  # typed while a turn runs, and not yet taken
         self.typist = Typist(person, self.enqueue, agent.signals)
-        person.pause, agent.typed = self.typist.pause, self.typed
+        person.pause, person.signals = self.typist.pause, agent.signals
+        agent.typed = self.typed
 
     def run(self) -> int:
         """Read prompts until the person leaves; returns the exit code."""
@@ -14596,7 +14622,7 @@ class Repl:
 
     def enqueue(self, text: str) -> None:
         """A line was typed while a turn runs; called from the thread that reads."""
-        self.queue.append(text)
+        self.queue.append(self.person.remember(text))
         self.agent.emit("queued", text=text)
 
     def typed(self) -> str:
@@ -14651,6 +14677,7 @@ class Repl:
         elif result.status not in ("done", "needs_permission"):
             self.give_back()
         self.screen.end_line()
+        self.screen.answer(result.text)
         self.screen.figures(self.agent)
 
     def shell(self, command: str) -> None:
@@ -15852,9 +15879,8 @@ def run_once(agent: Agent, prompt: str, screen: Screen, flags: argparse.Namespac
     with screen.turn(agent):
         result = agent.run(agent.attach(prompt, words))  # what is piped in names no files
     screen.end_line()
-    if flags.output_format == "text" and result.text and not screen.streams:
-        show = visible if sys.stdout.isatty() else clean
-        screen.write(sys.stdout, show(result.text) + "\n")
+    if flags.output_format == "text":
+        screen.answer(result.text)
     if not screen.failure:
         screen.figures(agent)
     for row in {encode([row["name"], row["arguments"]]): row for row in result.denied}.values():
