@@ -2818,7 +2818,8 @@ HOPELESS = any_of("does not support tools")
 WRONG_MODEL = any_of(
     "model_not_|invalid_model|unknown_model",
     r"\bmodels?\b.{0,160}\b(not (found|exist|supported|available|a valid)|does(n.t| not) exist)",
-    r"\b(invalid|unknown|no such|not found|not a valid|unable to access)\b.{0,40}\bmodel",
+    r"\b(invalid|un(known|expected)|no such|not (found|a valid)|unable to access)\b.{0,40}\bmodel",
+    r"\bno models? (is |are )?loaded",
 )
 
 
@@ -3251,19 +3252,17 @@ class Client:
     def _advised(self, error: ProviderError) -> ProviderError:
         """The error with the next step: where the key is set, the nearest models, another URL."""
         hint = self.settings.key_place if isinstance(error, KeyRefused) else ""
-        if error.status in (404, 405) or (error.status in (400, 422) and self._no_model(error)):
+        no_model, no_place = bool(WRONG_MODEL.search(error.told)), error.status in (404, 405)
+        named = re.search(rf"(?<![\w-]){re.escape(self.model)}(?![\w-])", error.told)
+        if no_model or no_place or named:
             listed = self.known_models()
             if listed and not lists_model(listed, self.model):
                 near = ", ".join(near_models(self.model, listed))
                 hint = self.mask(f"the nearest of its models: {near} (--model)")
-            elif not listed:
-                no_model = self._no_model(error)
+            elif not listed and not hint and (no_model or no_place):
                 hint = "name another with --model" if no_model else root_hint(self.endpoint)
         error.args = (f"{str(error).rstrip('.')}; {hint}" if hint else str(error),)
         return error
-
-    def _no_model(self, error: ProviderError) -> bool:
-        return bool(WRONG_MODEL.search(error.told))
 
     def _notice_cut_prompt(self, reply: Reply, body: bytes) -> None:
         """Ollama cuts a prompt that is too long without a word; its own count shows it."""
@@ -10698,7 +10697,7 @@ class Agent:
         emit: Emit,
         ask: Ask | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings = self.first = settings
         self.session = Session(Transcript(), {"id": ""}, None)
         self.client = client
         self.workspace = workspace
@@ -10805,6 +10804,8 @@ class Agent:
 
     def set_model(self, model: str) -> None:
         """Go on with another model of the same endpoint. Raises UsageError."""
+        if self.mask(model) != model:
+            raise UsageError("that holds a key and is no model, so nothing was changed")
         self.client.price(model, must=self.settings.max_budget_usd > 0)
         self.client.model = self.session.header["model"] = model
         self.client.window, self.window_asked = self.settings.context, False
@@ -10812,14 +10813,16 @@ class Agent:
 
     def set_provider(self, name: str) -> None:
         """Go on with another provider and its default model. Raises UsageError, ProviderError."""
-        row = PROVIDERS.get(name)
+        rows = self.providers()
+        row = rows.get(name)
         if row is None:
-            raise UsageError(f"provider {name!r} is not one of: {', '.join(PROVIDERS)}")
+            raise UsageError(f"provider {name!r} is not one of: {', '.join(rows)}")
         key = self.key_for(row)
         if not key and not is_local(row.base_url):
             file = config_folder(self.settings.environ) / "env"
             raise KeyRefused(f"no key for {name}: put {row.key_name}=... into {file}, start again")
-        changes: dict[str, Any] = {"provider": name, "base_url": "", "api_key": key}
+        where = {"provider": name} if name in PROVIDERS else {"base_url": name}
+        changes: dict[str, Any] = {"provider": "", "base_url": "", **where, "api_key": key}
         settings = dataclasses.replace(self.settings, **changes, model=row.model)
         client = Client(settings, self.emit, sleep=self.client.sleep)
         client.model = row.model or client.first_model()
@@ -10830,9 +10833,16 @@ class Agent:
         self.forget_sizes()
         self.session.header.update(model=client.model, base_url=client.endpoint)
 
+    def providers(self) -> dict[str, Provider]:
+        """What /provider can change to: the table, and the way back to an endpoint of no row."""
+        home = Provider(self.first.endpoint, model=self.first.model)
+        known = any(row.base_url == home.base_url for row in PROVIDERS.values())
+        return PROVIDERS if known else {**PROVIDERS, home.base_url: home}
+
     def key_for(self, row: Provider) -> str:
-        """The key that /provider would send there, "" for none."""
-        return self.settings.keys.get(row.key_name) or find_key(row, self.settings.keys)
+        """The key that /provider would send there, "" for none: never that of another one."""
+        home = self.first.api_key if row.base_url == self.first.endpoint else ""
+        return self.settings.keys.get(row.key_name, "").strip() or home
 
     def forget_sizes(self) -> None:
         """After a switch or an undo: what was measured of requests, and encoded, is stale."""
@@ -11590,6 +11600,9 @@ class Agent:
         added: dict[str, Any] = {outcome: tuple(dict.fromkeys([*rules, rule]))}
         self.settings = dataclasses.replace(settings, origins=origins, **added)
         lift_paths(self.workspace, self.policy().allow)
+        tool = rule.split(" ")[0]
+        if tool not in (*self.tools, "*"):
+            return f"there is no tool {tool!r}, so it does nothing (tools: {', '.join(self.tools)})"
         return rule_warning(dataclasses.replace(settings, allow=(rule,) * (outcome == "allow")))
 
     def rules(self) -> Iterator[tuple[str, str, str]]:
@@ -13895,7 +13908,7 @@ class Person:
         kept = tuple(rule for rule in rules if rule.endswith(" *")) or tuple(rules[:1])
         numbered = {str(number): rule for number, rule in enumerate(rules, 1)}
         rows = [f"  {number}  {exact(rule)}" for number, rule in numbered.items()]
-        shown = "\n".join(["Always, until the agent ends:", *rows])
+        shown = "\n".join(["Always, in this session:", *rows])
         default = " ".join(number for number, rule in numbered.items() if rule in kept)
         end = f"Enter keeps {default}; or numbers, a rule of your own, n: "
         while True:
@@ -14541,7 +14554,7 @@ class Repl:
             elif text:
                 self.turn(self.agent.attach(text))
         except (AgentError, OSError) as error:
-            self.screen.line(f"agent: {error}")
+            self.screen.line(f"agent: {self.agent.mask(str(error))}")
 
     def cancelled(self, exit_code: int) -> None:
         """After a signal: Ctrl-C gives the prompt back, any other ends the program."""
@@ -14624,7 +14637,7 @@ class Repl:
             "jobs": lambda: ["end"],
             "mode": lambda: MODES,
             "model": self.agent.client.known_models,
-            "provider": lambda: PROVIDERS,
+            "provider": self.agent.providers,
             "resume": self.other_sessions,
         }
         return list(choose.get(command, list)())
@@ -14767,7 +14780,7 @@ class Repl:
         if argument:
             self.agent.set_provider(argument)
         self.screen.line(f"model: {self.agent.client.model} at {self.agent.client.endpoint}")
-        for name, row in () if argument else PROVIDERS.items():
+        for name, row in () if argument else self.agent.providers().items():
             ready = is_local(row.base_url) or self.agent.key_for(row)
             state = row.model or "on this machine" if ready else f"needs {row.key_name}"
             self.screen.line(f"  {name:10}  {state}")
@@ -14958,7 +14971,7 @@ class Repl:
 
     def do_rename(self, argument: str) -> None:
         """give this session a title: /rename TITLE"""
-        title, session = first_line(clean(argument)), self.agent.session
+        title, session = first_line(self.agent.mask(clean(argument))), self.agent.session
         if not title:
             raise UsageError("it is /rename TITLE")
         session.header["title"] = title

@@ -332,19 +332,30 @@ NEAR = "the nearest of its models: big-2, big-2-mini"
         pytest.param(400, "Invalid model: big-3", NEAR, id="Mistral"),
         pytest.param(400, "Model Not Exist", NEAR, id="DeepSeek"),
         pytest.param(404, "not found", NEAR, id="bare"),
+        pytest.param(403, "No access to model `big-3`", NEAR, id="OpenAI, a project"),
+        pytest.param(401, "This key can only access models=['x'], not big-3", NEAR, id="LiteLLM"),
+        pytest.param(400, "`big-3` has been decommissioned", NEAR, id="Groq"),
+        pytest.param(400, "unexpected model name format", NEAR, id="Gemini"),
+        pytest.param(400, "No models loaded. Please load one", NEAR, id="LM Studio"),
+        pytest.param(410, "big-3 has reached its end of life", NEAR, id="gone"),
         pytest.param(400, "temperature is out of range", "", id="another fault"),
+        pytest.param(400, "big-31 is out of range", "", id="another word"),
     ],
 )
-def test_a_wrong_model_is_told_with_the_nearest_that_there_are(run_agent, status, error, hint):
+def test_a_wrong_model_is_told_with_the_nearest_that_there_are(tmp_path, status, error, hint):
     answers = {
         "/v1/chat/completions": (status, {"error": {"message": error}}),
         "/v1/models": listing("tiny", "big-2-mini", "big-2"),
     }
+    heard: list[str] = []
     with Routes(answers) as server:
-        env = {"AGENT_BASE_URL": server.url}
-        done = run_agent("-m", "big-3", "--no-session", "hi", env=env)
-    [line] = done.stderr.splitlines()
-    assert (done.returncode, error in line, "nearest" in line) == (1, True, bool(hint))
+        known = Settings(base_url=server.url, model="big-3", workspace=str(tmp_path))
+        agent = build_agent(known, emit=lambda kind, **data: heard.append(data.get("text", "")))
+        result = agent.run("hi")
+        agent.close()
+    [line] = filter(None, heard)
+    code = 41 if status in (401, 403) else 1
+    assert (result.exit_code, error in line, "nearest" in line) == (code, True, bool(hint))
     assert hint in line
 
 

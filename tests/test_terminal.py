@@ -34,6 +34,7 @@ from conftest import (
 import agent
 from agent import (
     COMMANDS,
+    PROVIDERS,
     Agent,
     Person,
     Question,
@@ -1254,6 +1255,30 @@ def test_a_provider_without_a_key_names_what_to_set_and_changes_nothing(at_promp
         assert (shown.count("\n"), say.agent.client.endpoint) == (1, server.url)
 
 
+def test_a_provider_gets_no_key_of_another_one_and_there_is_a_way_back(at_prompt):
+    keys = {"AGENT_API_KEY": "sk-agent-1", "OPENAI_API_KEY": "sk-openai-2"}
+    with FlakyServer([]) as server:
+        say, had = at_prompt(server, api_key="sk-agent-1", keys=keys), []
+        assert "no key for groq" in say("/provider groq")
+        for name in ("openai", server.url):
+            assert name in say.repl.choices("provider") and name in say(
+                f"/provider {name}", "/provider"
+            )
+            had.append((say.agent.client.key, say.agent.client.model))
+    assert had == [("sk-openai-2", PROVIDERS["openai"].model), ("sk-agent-1", "flaky-1")]
+
+
+@pytest.mark.parametrize(
+    "typed", ["/allow", "/mode", "/model", "/rename", "/show", "/resume", "/x"]
+)
+def test_a_key_that_is_typed_into_a_command_is_not_shown(at_prompt, typed):
+    key = "sk-canary-0123456789abcdef"
+    with FlakyServer(["PONG"]) as server:
+        say = at_prompt(server, api_key=key)
+        shown = say("hi", f"{typed} {key}") + say("/status") + say("/sessions")
+    assert key not in shown and "flaky-1" in shown
+
+
 RULED = [
     call("write_file", path="a.txt", content="a"),
     "PONG",
@@ -1287,6 +1312,13 @@ def test_a_rule_that_is_none_is_refused(at_prompt, typed):
         say = at_prompt(server)
         assert "is not of the form 'tool pattern'" in say(typed)
         assert say("/allow").startswith("no rules")
+
+
+def test_a_rule_for_a_tool_that_is_not_there_says_so(at_prompt):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        assert "there is no tool 'Bash'" in say("/deny Bash rm *")
+        assert say("/deny * secrets/**").count("\n") == 1
 
 
 def test_rules_say_where_they_come_from(tmp_path):
