@@ -2640,12 +2640,18 @@ def cost_of(usage: Mapping[str, int], price: Price) -> float:
     return round(float(sum(map(operator.mul, counts, price))) / 1e6, 10)
 
 
+def model_rows(answer: Any) -> list[dict[str, Any]] | None:
+    """The rows in an answer of /models, None when it is none; some send the bare list."""
+    rows = answer.get("data") if isinstance(answer, dict) else answer
+    fits = isinstance(rows, list) and all(isinstance(row, dict) and "id" in row for row in rows)
+    return rows if fits else None
+
+
 def prices_in(answer: Any) -> dict[str, Price]:
     """Prices by model in an answer of /models, where they are USD per token in a string."""
-    rows = answer.get("data") if isinstance(answer, dict) else None
     found = {}
-    for row in rows if isinstance(rows, list) else ():
-        told = object_in(row, "pricing") if isinstance(row, dict) else {}
+    for row in model_rows(answer) or ():
+        told = object_in(row, "pricing")
         sent, received = amount_in(told.get("prompt")), amount_in(told.get("completion"))
         if sent is not None and received is not None:
             cached = amount_in(told.get("input_cache_read"))
@@ -3601,13 +3607,10 @@ WINDOW_KEYS = (
 
 def window_in(answer: Any, model: str) -> int:
     """The window in an answer of /models, Ollama's /api/show or llama.cpp's /props; 0: not told."""
+    if rows := model_rows(answer):
+        answer = next((row for row in rows if row["id"] == model), {})
     if not isinstance(answer, dict):
         return 0
-    rows = answer.get("data")
-    if isinstance(rows, list):
-        rows = [row for row in rows if isinstance(row, dict)]
-        mine = [row for row in rows if row.get("id") == model]
-        return window_in((mine or [{}])[0], model)
     set_by_user = re.search(r"num_ctx\s+(\d+)", str(answer.get("parameters") or ""))
     if set_by_user:
         return int(set_by_user[1])
@@ -3654,10 +3657,9 @@ def masked(error: ProviderError | Transient, mask: Callable[[str], str]) -> Exce
 
 def model_ids(answer: Any) -> list[str] | None:
     """The ids in an answer of /models, None when it is none."""
-    rows = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(rows, list) or not all(isinstance(r, dict) and "id" in r for r in rows):
-        return None
-    return [str(row["id"]) for row in rows]
+    rows = model_rows(answer)
+    named = [" ".join(r["id"].split()) for r in rows or () if isinstance(r["id"], str)]
+    return None if rows is None else list(filter(None, dict.fromkeys(named)))
 
 
 def lists_model(listed: Iterable[str], model: str) -> bool:
@@ -14431,7 +14433,7 @@ def ours_no_more(stdin: Any) -> Iterator[None]:
             termios.tcsetattr(stdin.fileno(), termios.TCSADRAIN, modes)
 
 
-MOST_OFFERED = 1000  # files for a word
+MOST_OFFERED = 1000  # files for a word, models in a list
 LEAVE_SECONDS = 2.0  # between two Ctrl-C that leave
 COMMAND = Regex(r"/[^\s/.*]*(?!\S)")  # /usr/bin/x and /* are none
 NO_PROMPT = Regex(rf"(exit|quit)\Z|!|{COMMAND.pattern}")  # what is not for the model
@@ -14602,7 +14604,7 @@ class Repl:
         action = self.action(name)
         if isinstance(action, CustomCommand):
             self.prompt_of(name, action, argument)
-        elif argument and self.about(name)[0] == f"/{name}":
+        elif argument and self.about(name, action)[0] == f"/{name}":
             raise UsageError(f"/{name} takes no argument, and nothing was done")
         else:
             action(argument)
@@ -14728,9 +14730,8 @@ class Repl:
         finally:
             os.unlink(name)
 
-    def about(self, name: str) -> tuple[str, str]:
+    def about(self, name: str, action: Any) -> tuple[str, str]:
         """A command with its arguments, and what it does: from its function, or its file."""
-        action = self.action(name)
         if isinstance(action, CustomCommand):
             return f"/{name} [TEXT]", action.describe(self.agent)
         what, _, usage = str(action.__doc__).split("\n")[0].rpartition(": /")
@@ -14740,16 +14741,18 @@ class Repl:
         """list the commands, or say what one does: /help [NAME]"""
         if argument:
             name = argument.removeprefix("/")
-            custom, (usage, what) = self.action(name), self.about(name)
-            self.screen.line(f"{usage}  {what}")
+            custom = self.action(name)
+            self.screen.line("  ".join(self.about(name, custom)))
             if isinstance(custom, CustomCommand):
                 self.screen.line(f"its text is {custom.path}")
             return
         groups, names = {title: text.split() for title, text in COMMANDS.items()}, self.names()
         named = [name for group in groups.values() for name in group]
         groups["From commands/*.md"] = [name for name in names if name not in named]
+        custom = custom_commands(self.agent)
         for title, group in groups.items():
-            rows = [self.about(name) for name in group if name in names]
+            there = {name: getattr(self, f"do_{name}", custom.get(name)) for name in group}
+            rows = [self.about(name, there[name]) for name in group if there[name] is not None]
             self.show_rows(title, rows)
         self.show_rows("Beside commands", KEYS.items())
 
@@ -14768,8 +14771,11 @@ class Repl:
         if argument:
             self.agent.set_model(argument)
         self.screen.line(f"model: {client.mask(client.model)} at {client.endpoint}")
-        for name in [] if argument else client.models():
+        names = [] if argument else client.models()
+        for name in names[:MOST_OFFERED]:
             self.screen.line(f"  {client.mask(name)}")
+        if more := len(names[MOST_OFFERED:]):
+            self.screen.line(f"  and {more:,} more: type the beginning of one, and Tab")
         listed = client.known_models() if argument else []
         if listed and not lists_model(listed, argument):
             near = client.mask(", ".join(near_models(argument, listed)))

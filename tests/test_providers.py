@@ -27,6 +27,7 @@ from agent import (
     build_agent,
     connection_reason,
     find_local_server,
+    model_ids,
     problems,
     redirect_text,
     root_hint,
@@ -319,6 +320,24 @@ def test_a_refused_key_is_named_with_its_place(run_agent, home, env, file, place
         done = run_agent("hi", server=server, env={"AGENT_API_KEY": None} | env)
     assert (done.returncode, len(done.stderr.splitlines())) == (41, 1)
     assert place in done.stderr and "sk-" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "answer, ids",
+    [
+        ({"data": [{"id": "a"}, {"id": "b/c:d"}, {"id": "a"}]}, ["a", "b/c:d"]),
+        ([{"id": "a"}], ["a"]),  # Together
+        ({"data": [{"id": None}, {"id": {}}, {"id": " "}, {"id": "two\nlines"}]}, ["two lines"]),
+        ({"data": []}, []),
+        ({"models": [{"name": "a"}]}, None),
+        ({"data": "a"}, None),
+        (["a"], None),
+        ([{"name": "a"}], None),
+        (None, None),
+    ],
+)
+def test_the_ids_of_a_list_of_models_are_words_or_it_is_none(answer, ids):
+    assert model_ids(answer) == ids
 
 
 NEAR = "the nearest of its models: big-2, big-2-mini"

@@ -30,6 +30,7 @@ from conftest import (
     talk,
     until,
 )
+from test_providers import Routes, listing
 
 import agent
 from agent import (
@@ -1236,6 +1237,15 @@ def test_a_model_that_is_not_listed_is_taken_and_the_nearest_is_named(at_prompt)
         say("ping")
     assert last == "agent: the endpoint does not list this model; nearest: flaky-1"
     assert server.requests[0]["model"] == "Flaky-2"
+
+
+def test_of_very_many_models_the_first_are_shown_and_all_can_be_completed(at_prompt):
+    with Routes({"/v1/models": listing(*(f"m{number}" for number in range(3000)))}) as server:
+        say = at_prompt(server)
+        lines = say("/model").splitlines()
+        offered = say.repl.complete("/model m2999")
+    assert (len(lines), lines[-1].split(":")[0]) == (1002, "  and 2,000 more")
+    assert offered == ["m2999"]
 
 
 def test_where_no_models_are_listed_the_choice_is_empty_and_asked_once(at_prompt):
