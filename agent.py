@@ -2640,12 +2640,18 @@ def cost_of(usage: Mapping[str, int], price: Price) -> float:
     return round(float(sum(map(operator.mul, counts, price))) / 1e6, 10)
 
 
+def model_rows(answer: Any) -> list[dict[str, Any]] | None:
+    """The rows in an answer of /models, None when it is none; some send the bare list."""
+    rows = answer.get("data") if isinstance(answer, dict) else answer
+    fits = isinstance(rows, list) and all(isinstance(row, dict) and "id" in row for row in rows)
+    return rows if fits else None
+
+
 def prices_in(answer: Any) -> dict[str, Price]:
     """Prices by model in an answer of /models, where they are USD per token in a string."""
-    rows = answer.get("data") if isinstance(answer, dict) else None
     found = {}
-    for row in rows if isinstance(rows, list) else ():
-        told = object_in(row, "pricing") if isinstance(row, dict) else {}
+    for row in model_rows(answer) or ():
+        told = object_in(row, "pricing")
         sent, received = amount_in(told.get("prompt")), amount_in(told.get("completion"))
         if sent is not None and received is not None:
             cached = amount_in(told.get("input_cache_read"))
@@ -2818,7 +2824,8 @@ HOPELESS = any_of("does not support tools")
 WRONG_MODEL = any_of(
     "model_not_|invalid_model|unknown_model",
     r"\bmodels?\b.{0,160}\b(not (found|exist|supported|available|a valid)|does(n.t| not) exist)",
-    r"\b(invalid|unknown|no such|not found|not a valid|unable to access)\b.{0,40}\bmodel",
+    r"\b(invalid|un(known|expected)|no such|not (found|a valid)|unable to access)\b.{0,40}\bmodel",
+    r"\bno models? (is |are )?loaded",
 )
 
 
@@ -3251,19 +3258,17 @@ class Client:
     def _advised(self, error: ProviderError) -> ProviderError:
         """The error with the next step: where the key is set, the nearest models, another URL."""
         hint = self.settings.key_place if isinstance(error, KeyRefused) else ""
-        if error.status in (404, 405) or (error.status in (400, 422) and self._no_model(error)):
+        no_model, no_place = bool(WRONG_MODEL.search(error.told)), error.status in (404, 405)
+        named = re.search(rf"(?<![\w-]){re.escape(self.model)}(?![\w-])", error.told)
+        if no_model or no_place or named:
             listed = self.known_models()
             if listed and not lists_model(listed, self.model):
                 near = ", ".join(near_models(self.model, listed))
                 hint = self.mask(f"the nearest of its models: {near} (--model)")
-            elif not listed:
-                no_model = self._no_model(error)
+            elif not listed and not hint and (no_model or no_place):
                 hint = "name another with --model" if no_model else root_hint(self.endpoint)
         error.args = (f"{str(error).rstrip('.')}; {hint}" if hint else str(error),)
         return error
-
-    def _no_model(self, error: ProviderError) -> bool:
-        return bool(WRONG_MODEL.search(error.told))
 
     def _notice_cut_prompt(self, reply: Reply, body: bytes) -> None:
         """Ollama cuts a prompt that is too long without a word; its own count shows it."""
@@ -3602,13 +3607,10 @@ WINDOW_KEYS = (
 
 def window_in(answer: Any, model: str) -> int:
     """The window in an answer of /models, Ollama's /api/show or llama.cpp's /props; 0: not told."""
+    if rows := model_rows(answer):
+        answer = next((row for row in rows if row["id"] == model), {})
     if not isinstance(answer, dict):
         return 0
-    rows = answer.get("data")
-    if isinstance(rows, list):
-        rows = [row for row in rows if isinstance(row, dict)]
-        mine = [row for row in rows if row.get("id") == model]
-        return window_in((mine or [{}])[0], model)
     set_by_user = re.search(r"num_ctx\s+(\d+)", str(answer.get("parameters") or ""))
     if set_by_user:
         return int(set_by_user[1])
@@ -3655,10 +3657,9 @@ def masked(error: ProviderError | Transient, mask: Callable[[str], str]) -> Exce
 
 def model_ids(answer: Any) -> list[str] | None:
     """The ids in an answer of /models, None when it is none."""
-    rows = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(rows, list) or not all(isinstance(r, dict) and "id" in r for r in rows):
-        return None
-    return [str(row["id"]) for row in rows]
+    rows = model_rows(answer)
+    named = [" ".join(r["id"].split()) for r in rows or () if isinstance(r["id"], str)]
+    return None if rows is None else list(filter(None, dict.fromkeys(named)))
 
 
 def lists_model(listed: Iterable[str], model: str) -> bool:
@@ -10715,7 +10716,7 @@ class Agent:
         emit: Emit,
         ask: Ask | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings = self.first = settings
         self.session = Session(Transcript(), {"id": ""}, None)
         self.client = client
         self.workspace = workspace
@@ -10822,6 +10823,8 @@ class Agent:
 
     def set_model(self, model: str) -> None:
         """Go on with another model of the same endpoint. Raises UsageError."""
+        if self.mask(model) != model:
+            raise UsageError("that holds a key and is no model, so nothing was changed")
         self.client.price(model, must=self.settings.max_budget_usd > 0)
         self.client.model = self.session.header["model"] = model
         self.client.window, self.window_asked = self.settings.context, False
@@ -10829,14 +10832,16 @@ class Agent:
 
     def set_provider(self, name: str) -> None:
         """Go on with another provider and its default model. Raises UsageError, ProviderError."""
-        row = PROVIDERS.get(name)
+        rows = self.providers()
+        row = rows.get(name)
         if row is None:
-            raise UsageError(f"provider {name!r} is not one of: {', '.join(PROVIDERS)}")
+            raise UsageError(f"provider {name!r} is not one of: {', '.join(rows)}")
         key = self.key_for(row)
         if not key and not is_local(row.base_url):
             file = config_folder(self.settings.environ) / "env"
             raise KeyRefused(f"no key for {name}: put {row.key_name}=... into {file}, start again")
-        changes: dict[str, Any] = {"provider": name, "base_url": "", "api_key": key}
+        where = {"provider": name} if name in PROVIDERS else {"base_url": name}
+        changes: dict[str, Any] = {"provider": "", "base_url": "", **where, "api_key": key}
         settings = dataclasses.replace(self.settings, **changes, model=row.model)
         client = Client(settings, self.emit, sleep=self.client.sleep)
         client.model = row.model or client.first_model()
@@ -10847,9 +10852,16 @@ class Agent:
         self.forget_sizes()
         self.session.header.update(model=client.model, base_url=client.endpoint)
 
+    def providers(self) -> dict[str, Provider]:
+        """What /provider can change to: the table, and the way back to an endpoint of no row."""
+        home = Provider(self.first.endpoint, model=self.first.model)
+        known = any(row.base_url == home.base_url for row in PROVIDERS.values())
+        return PROVIDERS if known else {**PROVIDERS, home.base_url: home}
+
     def key_for(self, row: Provider) -> str:
-        """The key that /provider would send there, "" for none."""
-        return self.settings.keys.get(row.key_name) or find_key(row, self.settings.keys)
+        """The key that /provider would send there, "" for none: never that of another one."""
+        home = self.first.api_key if row.base_url == self.first.endpoint else ""
+        return self.settings.keys.get(row.key_name, "").strip() or home
 
     def forget_sizes(self) -> None:
         """After a switch or an undo: what was measured of requests, and encoded, is stale."""
@@ -11611,6 +11623,9 @@ class Agent:
         added: dict[str, Any] = {outcome: tuple(dict.fromkeys([*rules, rule]))}
         self.settings = dataclasses.replace(settings, origins=origins, **added)
         lift_paths(self.workspace, self.policy().allow)
+        tool = rule.split(" ")[0]
+        if tool not in (*self.tools, "*"):
+            return f"there is no tool {tool!r}, so it does nothing (tools: {', '.join(self.tools)})"
         return rule_warning(dataclasses.replace(settings, allow=(rule,) * (outcome == "allow")))
 
     def rules(self) -> Iterator[tuple[str, str, str]]:
@@ -13972,7 +13987,7 @@ class Person:
         kept = tuple(rule for rule in rules if rule.endswith(" *")) or tuple(rules[:1])
         numbered = {str(number): rule for number, rule in enumerate(rules, 1)}
         rows = [f"  {number}  {exact(rule)}" for number, rule in numbered.items()]
-        shown = "\n".join(["Always, until the agent ends:", *rows])
+        shown = "\n".join(["Always, in this session:", *rows])
         default = " ".join(number for number, rule in numbered.items() if rule in kept)
         end = f"Enter keeps {default}; or numbers, a rule of your own, n: "
         while True:
@@ -14534,7 +14549,7 @@ def ours_no_more(stdin: Any) -> Iterator[None]:
             termios.tcsetattr(stdin.fileno(), termios.TCSADRAIN, modes)
 
 
-MOST_OFFERED = 1000  # files for a word
+MOST_OFFERED = 1000  # files for a word, models in a list
 LEAVE_SECONDS = 2.0  # between two Ctrl-C that leave
 COMMAND = Regex(r"/[^\s/.*]*(?!\S)")  # /usr/bin/x and /* are none
 NO_PROMPT = Regex(rf"(exit|quit)\Z|!|{COMMAND.pattern}")  # what is not for the model
@@ -14658,7 +14673,7 @@ class Repl:
             elif text:
                 self.turn(self.agent.attach(text))
         except (AgentError, OSError) as error:
-            self.screen.line(f"agent: {error}")
+            self.screen.line(f"agent: {self.agent.mask(str(error))}")
 
     def cancelled(self, exit_code: int) -> None:
         """After a signal: Ctrl-C gives the prompt back, any other ends the program."""
@@ -14707,7 +14722,7 @@ class Repl:
         action = self.action(name)
         if isinstance(action, CustomCommand):
             self.prompt_of(name, action, argument)
-        elif argument and self.about(name)[0] == f"/{name}":
+        elif argument and self.about(name, action)[0] == f"/{name}":
             raise UsageError(f"/{name} takes no argument, and nothing was done")
         else:
             action(argument)
@@ -14742,7 +14757,7 @@ class Repl:
             "jobs": lambda: ["end"],
             "mode": lambda: MODES,
             "model": self.agent.client.known_models,
-            "provider": lambda: PROVIDERS,
+            "provider": self.agent.providers,
             "resume": self.other_sessions,
         }
         return list(choose.get(command, list)())
@@ -14833,9 +14848,8 @@ class Repl:
         finally:
             os.unlink(name)
 
-    def about(self, name: str) -> tuple[str, str]:
+    def about(self, name: str, action: Any) -> tuple[str, str]:
         """A command with its arguments, and what it does: from its function, or its file."""
-        action = self.action(name)
         if isinstance(action, CustomCommand):
             return f"/{name} [TEXT]", action.describe(self.agent)
         what, _, usage = str(action.__doc__).split("\n")[0].rpartition(": /")
@@ -14845,16 +14859,18 @@ class Repl:
         """list the commands, or say what one does: /help [NAME]"""
         if argument:
             name = argument.removeprefix("/")
-            custom, (usage, what) = self.action(name), self.about(name)
-            self.screen.line(f"{usage}  {what}")
+            custom = self.action(name)
+            self.screen.line("  ".join(self.about(name, custom)))
             if isinstance(custom, CustomCommand):
                 self.screen.line(f"its text is {custom.path}")
             return
         groups, names = {title: text.split() for title, text in COMMANDS.items()}, self.names()
         named = [name for group in groups.values() for name in group]
         groups["From commands/*.md"] = [name for name in names if name not in named]
+        custom = custom_commands(self.agent)
         for title, group in groups.items():
-            rows = [self.about(name) for name in group if name in names]
+            there = {name: getattr(self, f"do_{name}", custom.get(name)) for name in group}
+            rows = [self.about(name, there[name]) for name in group if there[name] is not None]
             self.show_rows(title, rows)
         self.show_rows("Beside commands", KEYS.items())
 
@@ -14873,8 +14889,11 @@ class Repl:
         if argument:
             self.agent.set_model(argument)
         self.screen.line(f"model: {client.mask(client.model)} at {client.endpoint}")
-        for name in [] if argument else client.models():
+        names = [] if argument else client.models()
+        for name in names[:MOST_OFFERED]:
             self.screen.line(f"  {client.mask(name)}")
+        if more := len(names[MOST_OFFERED:]):
+            self.screen.line(f"  and {more:,} more: type the beginning of one, and Tab")
         listed = client.known_models() if argument else []
         if listed and not lists_model(listed, argument):
             near = client.mask(", ".join(near_models(argument, listed)))
@@ -14885,7 +14904,7 @@ class Repl:
         if argument:
             self.agent.set_provider(argument)
         self.screen.line(f"model: {self.agent.client.model} at {self.agent.client.endpoint}")
-        for name, row in () if argument else PROVIDERS.items():
+        for name, row in () if argument else self.agent.providers().items():
             ready = is_local(row.base_url) or self.agent.key_for(row)
             state = row.model or "on this machine" if ready else f"needs {row.key_name}"
             self.screen.line(f"  {name:10}  {state}")
@@ -15076,7 +15095,7 @@ class Repl:
 
     def do_rename(self, argument: str) -> None:
         """give this session a title: /rename TITLE"""
-        title, session = first_line(clean(argument)), self.agent.session
+        title, session = first_line(self.agent.mask(clean(argument))), self.agent.session
         if not title:
             raise UsageError("it is /rename TITLE")
         session.header["title"] = title
