@@ -1482,8 +1482,9 @@ def test_a_line_typed_in_a_turn_is_queued_and_sent_behind_the_step(typing):
         screen.send("unfin")
         screen.expect("unfin")
         server.release()
-        screen.expect("PONG")
+        screen.expect("unpriced")
         screen.match(re.compile(r"> unfin"))
+        screen.listens()
         screen.send("ished\x15exit\r")
         assert (screen.wait(), termios.tcgetattr(screen.slave)) == (0, screen.settings)
     assert roles(server.requests[1])[-2:] == ["tool", "user"]
