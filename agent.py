@@ -13267,6 +13267,7 @@ def rise(rows: int) -> str:
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TICK_SECONDS = 0.125
 DRAW_SECONDS = 0.05  # between two drawings because of text
+SETTLE_SECONDS, SETTLE_TIMES = 0.3, 10  # tmux tells a size up to 0.25 s late
 LOAD_TICKS = 3  # after which rich is imported: the first request is on its way then
 TAIL_LINES, TAIL_CHARS = 5, 4000  # of a running command's output
 MARKS = {
@@ -13461,9 +13462,22 @@ class UiScreen(Screen):
             columns, rows = 0, 0
         return (columns, rows) if columns > 0 and rows > 0 else (80, 24)
 
+    def settled_size(self) -> tuple[int, int]:
+        """The size when it changes no more: amid changes a terminal may be ahead of what it tells,
+        and a region that is narrower than we think would be wiped together with what is above it.
+        """
+        size = self.size()
+        for _ in range(SETTLE_TIMES if self.region.rows and size[0] != self.region.width else 0):
+            before = size
+            time.sleep(SETTLE_SECONDS)
+            size = self.size()
+            if size == before:
+                break
+        return size
+
     def draw(self) -> None:
         """Print what is finished, and show the region as it is now."""
-        columns, height = self.size()
+        columns, height = self.settled_size()
         width = max(1, columns - 1)
         rows = self.body(width, max(1, height - 2)) if not self.hushed else []
         above, self.above = self.above, []
