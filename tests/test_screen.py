@@ -323,7 +323,7 @@ DOCUMENTS = [
     pytest.param("```md\n# title\n* a\n```", "# title * a", id="Markdown as code"),
     pytest.param("| a1 | b1 |\n|:--|--:|\n| c1 | `d1` |\n", "a1 b1 c1 d1", id="table"),
     pytest.param(
-        "|" + "a|" * 60 + "\n|" + "-|" * 60 + "\n|" + "b|" * 59 + "last1|", "last1", id="60 columns"
+        "|" + "a|" * 150 + "\n|" + "-|" * 150 + "\n|" + "b|" * 149 + "last1|", "last1", id="columns"
     ),
     pytest.param(f"| a |\n|---|\n| {'x' * 300}end1 |", "x" * 300 + "end1", id="a word in a table"),
     pytest.param("| only1 | a2 | pipe3 |", "only1 a2 pipe3", id="no table"),
