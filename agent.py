@@ -12833,6 +12833,8 @@ class Screen:
 
     lend: Callable[[], object] = int  # gives the terminal back before a stop
     live = False  # whether a region at the end is redrawn, with what is being typed
+    inside = 0  # how many `with whole()` are open: what is shown is half changed
+    stop_later = False  # Ctrl-Z came meanwhile
 
     def emit(self, kind: str, **data: Any) -> None:
         """Show one event; kinds without a method are not shown."""
@@ -12893,12 +12895,6 @@ class Screen:
         self.end_line()
         self.write(self.err, visible(text) + "\n")
 
-    def answer(self, text: str) -> None:
-        """The whole answer, where it was not shown as it came."""
-        if text and not self.streams:
-            show = visible if self.out.isatty() else clean
-            self.write(self.out, show(text) + "\n")
-
     def end_line(self) -> None:
         """Finish the line of streamed text."""
         if self.open_line:
@@ -12957,6 +12953,13 @@ class Screen:
         """A request is tried again."""
         again = "; the reply starts again" if restarts_reply else ""
         self.line(f"retry {attempt} of {of} in {delay:.1f} s: {reason}{again}")
+
+    def answer(self, text: str) -> None:
+        """The answer of a turn, where it was not shown as it came."""
+        self.end_line()
+        if text and not self.streams:
+            show = visible if self.out.isatty() else clean
+            self.write(self.out, show(text) + "\n")
 
     def figures(self, agent: Agent) -> None:
         """What a turn used, behind it."""
@@ -13306,6 +13309,7 @@ def rise(rows: int) -> str:
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TICK_SECONDS = 0.125
 DRAW_SECONDS = 0.05  # between two drawings because of text
+SETTLE_SECONDS, SETTLE_TIMES = 0.3, 10  # tmux tells a size up to 0.25 s late
 LOAD_TICKS = 3  # after which rich is imported: the first request is on its way then
 TAIL_LINES, TAIL_CHARS = 5, 4000  # of a running command's output
 MARKS = {
@@ -13375,14 +13379,20 @@ class UiScreen(Screen):
         self.busy = False
         self.told = self.reply = 0  # tokens that were counted, and characters that were not
         self.hushed = False  # the terminal was given away
-        self.drawing = self.stop_later = False
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
         """One change of what is shown, between two signals; one thread at a time."""
         main = threading.current_thread() is threading.main_thread()
         with self.signals if main else contextlib.nullcontext(), self.lock:
-            yield
+            self.inside += 1
+            try:
+                yield
+            finally:
+                self.inside -= 1
+        if self.stop_later and not self.inside:
+            self.stop_later = False
+            signal.raise_signal(signal.SIGTSTP)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Show one event; none is half shown."""
@@ -13436,7 +13446,7 @@ class UiScreen(Screen):
 
     def stopped(self, number: int, frame: Any) -> None:
         """Ctrl-Z: the region goes before the shell comes; after `fg` it is drawn anew."""
-        if self.drawing:
+        if self.inside:
             self.stop_later = True
             return
         with self.quiet():
@@ -13452,7 +13462,7 @@ class UiScreen(Screen):
                 return
             if number == LOAD_TICKS and self.markup.console is None:
                 self.markup.load()
-            with self.lock:
+            with self.whole():
                 self.draw()
 
     @contextlib.contextmanager
@@ -13495,19 +13505,29 @@ class UiScreen(Screen):
             columns, rows = 0, 0
         return (columns, rows) if columns > 0 and rows > 0 else (80, 24)
 
+    def settled_size(self) -> tuple[int, int]:
+        """The size when it changes no more: amid changes a terminal may be ahead of what it tells,
+        and a region that is narrower than we think would be wiped together with what is above it.
+        """
+        size = self.size()
+        for _ in range(SETTLE_TIMES if self.region.rows and size[0] != self.region.width else 0):
+            before = size
+            time.sleep(SETTLE_SECONDS)
+            size = self.size()
+            if size == before:
+                break
+        return size
+
     def draw(self) -> None:
         """Print what is finished, and show the region as it is now."""
-        columns, height = self.size()
-        width, self.drawing = max(1, columns - 1), True
+        columns, height = self.settled_size()
+        width = max(1, columns - 1)
         rows = self.body(width, max(1, height - 2)) if not self.hushed else []
         above, self.above = self.above, []
         text = self.region.frame(above, rows, columns, height)
         if text:
             self.write(self.out, text)
-        self.drawn, self.drawing = self.clock(), False
-        if self.stop_later:
-            self.stop_later = False
-            suspend()  # this may be the thread of the ticker
+        self.drawn = self.clock()
 
     def body(self, width: int, most: int) -> list[str]:
         """The rows of the region, at most so many."""
@@ -13533,7 +13553,7 @@ class UiScreen(Screen):
         seconds = self.clock() - self.began
         frame = FRAMES[int(seconds / TICK_SECONDS) % len(FRAMES)]
         what = self.waiting or ("working" if self.calls else "thinking")
-        if self.blocks.kind or self.blocks.rest:
+        if self.blocks.kind or self.blocks.rest or self.after == "text":
             what = "writing"
         count = self.told + self.reply // 4
         tokens = f" · {'~' * bool(self.reply)}{count:,} tokens" if count else ""
@@ -13706,6 +13726,8 @@ class UiScreen(Screen):
 
 def shows_ui(environ: Mapping[str, str]) -> bool:
     """Whether the extra can be used: one terminal for all that takes codes, and `rich`."""
+    if sys.stdout.encoding.lower() not in ("utf-8", "utf8"):
+        return False  # nothing to draw with
     try:
         same = os.fstat(sys.stdout.fileno()).st_rdev == os.fstat(sys.stderr.fileno()).st_rdev
     except (OSError, ValueError):
@@ -13934,7 +13956,8 @@ class Person:
         self.stdin = stdin
         self.history = history
         self.environ = environ or {}
-        self.marks = takes_codes(self.environ)  # the terminal can mark what is pasted
+        # The terminal can mark what is pasted, and may be told to.
+        self.marks = takes_codes(self.environ) and screen.out.isatty() and screen.err.isatty()
         self.draft = ""  # typed too early: put into the next prompt
         self.ended = False  # Ctrl-D was typed right behind the last prompt
         self.cleared = False  # the last Ctrl-C cleared a line that was not empty
@@ -14225,11 +14248,15 @@ class Typist:
 
     Without a live region the terminal keeps its line mode and its echo; with one its keys come
     one by one. Outside `with`, and in `pause()`, nothing here reads the terminal or changes it.
+    Where `queued` is None all that is typed is left to the shell, and only not echoed.
     """
 
-    def __init__(self, person: Person, queued: Callable[[str], None], signals: Signals) -> None:
+    def __init__(
+        self, person: Person, queued: Callable[[str], None] | None, signals: Signals
+    ) -> None:
         self.person, self.screen = person, person.screen
-        self.queued, self.signals = queued, signals
+        self.queued, self.signals = queued or str, signals
+        self.reads = queued is not None
         self.line = ""  # what is typed; a "\r" in it is Enter, a "\n" was pasted
         self.thread: threading.Thread | None = None
         self.modes: list[Any] | None = None  # the terminal's own, while ours are set
@@ -14254,7 +14281,8 @@ class Typist:
             if self.screen.live:
                 self.signals.farewell = self.screen.lend = self.give_terminal
                 self.before = signal.signal(signal.SIGCONT, self.go_on)
-                self.take_terminal()
+                if not self.away():
+                    self.take_terminal()
 
     def __exit__(self, *_: object) -> None:
         """The thread ends; what is unfinished becomes the draft."""
@@ -14287,10 +14315,12 @@ class Typist:
         descriptor = self.person.stdin.fileno()
         raw = termios.tcgetattr(descriptor)
         self.modes = self.modes or [*raw]
-        raw[0] &= ~termios.ICRNL
-        raw[3] = raw[3] & ~(termios.ICANON | termios.ECHO) | termios.NOFLSH
+        raw[3] = raw[3] & ~termios.ECHO | termios.NOFLSH
+        if self.reads:
+            raw[0] &= ~termios.ICRNL
+            raw[3] &= ~termios.ICANON
         termios.tcsetattr(descriptor, termios.TCSANOW, raw)
-        self.screen.write(self.screen.err, "\x1b[?2004h")
+        self.screen.write(self.screen.err, "\x1b[?2004h" * self.reads)
 
     def give_terminal(self) -> None:
         """Its own modes again."""
@@ -14299,7 +14329,8 @@ class Typist:
             return
         with contextlib.suppress(termios.error):  # it is gone
             termios.tcsetattr(self.person.stdin.fileno(), termios.TCSANOW, modes)
-        if select.select([], [self.screen.err], [], 0)[1]:  # else nobody reads, and we would wait
+        # Where nobody reads we would wait.
+        if self.reads and select.select([], [self.screen.err], [], 0)[1]:
             self.screen.write(self.screen.err, "\x1b[?2004l")
 
     def go_on(self, number: int, frame: Any) -> None:
@@ -14320,7 +14351,7 @@ class Typist:
         descriptor, keys, comes, data = self.person.stdin.fileno(), "", False, b"-"
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         while data and not self.person.ended:
-            watched = [descriptor] if comes else [descriptor, wake]
+            watched = ([descriptor] if self.reads else []) + ([] if comes else [wake])
             ready = select.select(watched, [], [], PASTE_SECONDS if comes else None)[0]
             if wake in ready:
                 break
@@ -14699,7 +14730,6 @@ class Repl:
             self.cancelled(result.exit_code)
         elif result.status not in ("done", "needs_permission"):
             self.give_back()
-        self.screen.end_line()
         self.screen.answer(result.text)
         self.screen.figures(self.agent)
 
@@ -15722,7 +15752,7 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
         if one_shot and session is not None:
             show_resumed(agent, screen, exchange=False)
         if one_shot:
-            code = run_once(agent, prompt, screen, flags)
+            code = run_once(agent, prompt, person, flags)
         else:
             code = run_repl(agent, person, resumed=session is not None)
         signals.hold()  # on the way out nothing is left to be stopped
@@ -15901,15 +15931,19 @@ def read_stdin(stdin: Any, *, whole: bool) -> tuple[bytes, str]:
         return b"".join(pieces), ""
 
 
-def run_once(agent: Agent, prompt: str, screen: Screen, flags: argparse.Namespace) -> int:
+def run_once(agent: Agent, prompt: str, person: Person, flags: argparse.Namespace) -> int:
     """One prompt: the answer on stdout, everything else on stderr; returns the exit code."""
+    screen = person.screen
     screen.streams &= not flags.print
     words = "" if flags.prompt == ["-"] else " ".join(flags.prompt)
-    with screen.turn(agent):
-        result = agent.run(agent.attach(prompt, words))  # what is piped in names no files
-    screen.end_line()
-    if flags.output_format == "text":
-        screen.answer(result.text)
+    typist = Typist(person, None, agent.signals)
+    person.pause = typist.pause if screen.live else person.pause
+    try:
+        with screen.turn(agent), typist if screen.live else contextlib.nullcontext():
+            result = agent.run(agent.attach(prompt, words))  # what is piped in names no files
+    finally:
+        typist.__exit__()  # a signal may have come before its end
+    screen.answer(result.text if flags.output_format == "text" else "")
     if not screen.failure:
         screen.figures(agent)
     for row in {encode([row["name"], row["arguments"]]): row for row in result.denied}.values():
