@@ -10600,6 +10600,7 @@ class Repeats(Streak):
 
 
 AUDIT_CHARS = 2000  # of one argument
+MOST_ATTACHED = 50  # files
 ATTACHED_CHARS = 3 * RESULT_CHARS  # of all files that one prompt names, or a quarter of the window
 MOST_THREADS = 8  # calls that run at once
 
@@ -10627,6 +10628,16 @@ class Running:
     plan: Change | None = None
     value: str | Change | None = None  # what it gave
     error: ToolError | None = None
+
+    def tell(self, status: str, text: str) -> None:
+        """It ended: with this result."""
+        ms = round((time.monotonic() - self.began) * 1000)
+        self.told = {"status": status, "content": clean(text), "ms": ms}
+
+    def judged(self) -> dict[str, str]:
+        """What was decided, and by which rule or for what reason."""
+        rule = self.decision.rule or self.decision.reason
+        return {"decision": self.decision.outcome, "rule": rule}
 
 
 class Budgets:
@@ -10942,14 +10953,22 @@ class Agent:
         not read, or is too much, is named in a notice.
         """
         shown, room = dict[str, str](), min(ATTACHED_CHARS, self.client.window or DEFAULT_CONTEXT)
-        for path in paths_in(prompt if words is None else words, self.workspace.has):
+        paths, late = paths_in(prompt if words is None else words, self.workspace.has), list[str]()
+        for path in paths[:MOST_ATTACHED]:
             try:
                 name, text = self.look_at(path)
-                if sum(map(len, shown.values())) + len(text) > room:
-                    raise ToolError("it is too much at once; the model can read it by itself")
-                shown.setdefault(name, text)
             except ToolError as error:
                 self.emit("notice", level="warning", text=f"@{path} is not attached: {error}")
+                continue
+            if sum(map(len, [*shown.values(), text])) > room and name not in shown:
+                late.append(path)
+            else:
+                shown[name] = text
+        late += paths[MOST_ATTACHED:]
+        if late:
+            more = f" and {len(late) - 1} more" if late[1:] else ""
+            why = "too much at once; the model can read it by itself"
+            self.emit("notice", level="warning", text=f"@{late[0]}{more} is not attached: {why}")
         if not shown:
             return prompt
         self.emit("notice", level="info", text=f"attached: {', '.join(shown)}")
@@ -10963,14 +10982,21 @@ class Agent:
         is_folder = self.workspace.safe_path(path).is_dir()
         call = Call("attach", "list_files" if is_folder else "read_file", {"path": path})
         one = Running(call, time.monotonic())
-        self.admit(one)
-        self.ask_hooks(one)
-        self.approve(one)
-        self.perform(one)
+        try:
+            self.admit(one)
+            self.ask_hooks(one)
+            self.approve(one)
+            self.perform(one)
+        except ToolError as refusal:
+            one.error = refusal
+        text, count = reveal(self.mask(clean(str(one.error or one.value))))
+        status = "ok" if one.error is None else "error"
+        one.tell("denied" if isinstance(one.error, Denied) else status, text)
+        self.audit(one)
+        self.tell_result(one)
         if one.error is not None:
             raise one.error
         name = self.workspace.relative(self.workspace.safe_path(path)) + "/" * is_folder
-        text, count = reveal(self.mask(clean(str(one.value))))
         self.warn_invisible(name, count)
         return name, clip(text) + invisible_note(count) + self.notes_for(one)
 
@@ -11783,7 +11809,7 @@ class Agent:
 
     def answer(self, one: Running, status: str, text: str) -> None:
         """Fill in a result, save, report; an equal call with an equal result is counted."""
-        call, decision = one.call, one.decision
+        call = one.call
         text, count = reveal(self.mask(text))
         text = clip(text) + invisible_note(count)
         self.warn_invisible(f"the result of {call.name}", count)
@@ -11793,11 +11819,9 @@ class Agent:
             text = clip(text, RESULT_CHARS - len(notes)) + loop + notes if notes else text + loop
             self.transcript.answer(call.id, text)
             self.save()
-            ms = round((time.monotonic() - one.began) * 1000)
-            one.told = {"status": status, "content": clean(text), "ms": ms}
-            judged = {"decision": decision.outcome, "rule": decision.rule or decision.reason}
-            self.audit(one, judged)
-            self.emit("tool_result", id=call.id, name=call.name, **one.told, **judged)
+            one.tell(status, text)
+            self.audit(one)
+            self.emit("tool_result", id=call.id, name=call.name, **one.told, **one.judged())
 
     def watch_loops(self) -> None:
         """Nothing was repeated yet: in a row, with other calls between, or in vain."""
@@ -11819,7 +11843,7 @@ class Agent:
             self.failures.last, self.failures.count = (), 0
         return note
 
-    def audit(self, one: Running, judged: Mapping[str, str]) -> None:
+    def audit(self, one: Running) -> None:
         """One line about a call in `.agent/audit.jsonl`, for whoever asks later who allowed it."""
         folder = self.session.folder
         if folder is None:
@@ -11829,7 +11853,7 @@ class Agent:
             "session": self.session.id,
             "tool": one.call.name,
             "arguments": {key: self.brief(value) for key, value in one.call.arguments.items()},
-            **judged,
+            **one.judged(),
             "by": one.by,
             "outcome": one.told["status"],
             "ms": one.told["ms"],
@@ -12112,7 +12136,10 @@ def is_answer(message: Message) -> bool:
     return message["role"] == "assistant" and not calls_of(message)
 
 
-AT_WORD = r"(?:^|(?<=[\s(\[{<\"']))"  # where a word with an @ begins
+AT_WORD = r"(?:^|(?<=[\s(\[{<\"'（「，。、：]))"  # where a word with an @ begins
+# What is not of its path: punctuation, and lines as `:7`, `:7-9`, `#L7` and `#L7-L9`.
+AT_END = Regex(r"(?:[.,:;!?)\]}>'，。、：；！？）」]|(?::|#L)\d+(?:-L?\d+)?)\Z")
+PATH_CHARS = 4096  # a longer one names nothing
 
 
 def paths_in(text: str, exists: Callable[[str], bool]) -> list[str]:
@@ -12123,9 +12150,12 @@ def paths_in(text: str, exists: Callable[[str], bool]) -> list[str]:
     """
     found = []
     text = re.sub(r"(?s)```.*?(?:```|$)|`[^`\n]*`", " ", text)
-    for quoted, word in re.findall(AT_WORD + r'@(?:"([^"\n]+)"|([^\s"]+))', text):
+    words = re.findall(AT_WORD + r'@(?:"([^"\n]+)"|([^\s"]+))', text)
+    for quoted, word in dict.fromkeys(words):
+        word = word if len(word) < PATH_CHARS else ""
         while word and not exists(word):
-            word = word[:-1] if word[-1] in ".,:;!?)]}>'" else ""
+            shorter = AT_END.sub("", word)
+            word = shorter if shorter != word else ""
         found += [path for path in (quoted, word) if path and exists(path)]
     return list(dict.fromkeys(found))
 
