@@ -14742,11 +14742,11 @@ class Repl:
     def complete(self, before: str) -> list[str]:
         """What the last word before the cursor can be completed to."""
         word = before[word_start(before) :]
-        name, blank, _ = before[1:].partition(" ")
+        name, blank, argument = before[1:].partition(" ")
         try:
             if word.startswith("@"):
                 return self.files(word)
-            if not before.startswith("/"):
+            if not before.startswith("/") or " " in argument:  # its first word is to be chosen
                 return []
             found = self.choices(name) if blank else [f"/{name}" for name in self.names()]
             return [each for each in found if each.startswith(word)]
@@ -14778,7 +14778,8 @@ class Repl:
             raise UsageError("/edit needs an editor: set VISUAL or EDITOR, e.g. EDITOR=nano")
         text = self.edited(command, argument)
         if not text:
-            self.screen.line("agent: the editor left nothing, so there is no draft")
+            why = "one with a window of its own needs a flag to wait, as code --wait"
+            self.screen.line(f"agent: the editor left nothing, so there is no draft; {why}")
         self.person.draft = text
 
     def edited(self, command: Sequence[str], text: str) -> str:
@@ -14796,11 +14797,13 @@ class Repl:
                 code = subprocess.run(argv, cwd=root, env=agent.settings.environ).returncode
             if code:
                 raise UsageError(f"{command[0]} ended with {code}; the text is as it was")
-            return clean(Path(name).read_text("utf-8", "replace")).strip("\n")
+            left = clean(read_plain(Path(name)).decode("utf-8", "replace"))
+            return re.sub(r"\r\n?", "\n", left).strip("\n")
         except OSError as error:
             raise UsageError(f"{command[0]}: {error.strerror}") from error
         finally:
-            os.unlink(name)
+            with contextlib.suppress(OSError):  # the editor has removed it
+                os.unlink(name)
 
     def about(self, name: str) -> tuple[str, str]:
         """A command with its arguments, and what it does: from its function, or its file."""
