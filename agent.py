@@ -10618,6 +10618,7 @@ class Repeats(Streak):
 
 
 AUDIT_CHARS = 2000  # of one argument
+MOST_ATTACHED = 50  # files
 ATTACHED_CHARS = 3 * RESULT_CHARS  # of all files that one prompt names, or a quarter of the window
 MOST_THREADS = 8  # calls that run at once
 
@@ -10645,6 +10646,16 @@ class Running:
     plan: Change | None = None
     value: str | Change | None = None  # what it gave
     error: ToolError | None = None
+
+    def tell(self, status: str, text: str) -> None:
+        """It ended: with this result."""
+        ms = round((time.monotonic() - self.began) * 1000)
+        self.told = {"status": status, "content": clean(text), "ms": ms}
+
+    def judged(self) -> dict[str, str]:
+        """What was decided, and by which rule or for what reason."""
+        rule = self.decision.rule or self.decision.reason
+        return {"decision": self.decision.outcome, "rule": rule}
 
 
 class Budgets:
@@ -10971,14 +10982,22 @@ class Agent:
         not read, or is too much, is named in a notice.
         """
         shown, room = dict[str, str](), min(ATTACHED_CHARS, self.client.window or DEFAULT_CONTEXT)
-        for path in paths_in(prompt if words is None else words, self.workspace.has):
+        paths, late = paths_in(prompt if words is None else words, self.workspace.has), list[str]()
+        for path in paths[:MOST_ATTACHED]:
             try:
                 name, text = self.look_at(path)
-                if sum(map(len, shown.values())) + len(text) > room:
-                    raise ToolError("it is too much at once; the model can read it by itself")
-                shown.setdefault(name, text)
             except ToolError as error:
                 self.emit("notice", level="warning", text=f"@{path} is not attached: {error}")
+                continue
+            if sum(map(len, [*shown.values(), text])) > room and name not in shown:
+                late.append(path)
+            else:
+                shown[name] = text
+        late += paths[MOST_ATTACHED:]
+        if late:
+            more = f" and {len(late) - 1} more" if late[1:] else ""
+            why = "too much at once; the model can read it by itself"
+            self.emit("notice", level="warning", text=f"@{late[0]}{more} is not attached: {why}")
         if not shown:
             return prompt
         self.emit("notice", level="info", text=f"attached: {', '.join(shown)}")
@@ -10992,14 +11011,21 @@ class Agent:
         is_folder = self.workspace.safe_path(path).is_dir()
         call = Call("attach", "list_files" if is_folder else "read_file", {"path": path})
         one = Running(call, time.monotonic())
-        self.admit(one)
-        self.ask_hooks(one)
-        self.approve(one)
-        self.perform(one)
+        try:
+            self.admit(one)
+            self.ask_hooks(one)
+            self.approve(one)
+            self.perform(one)
+        except ToolError as refusal:
+            one.error = refusal
+        text, count = reveal(self.mask(clean(str(one.error or one.value))))
+        status = "ok" if one.error is None else "error"
+        one.tell("denied" if isinstance(one.error, Denied) else status, text)
+        self.audit(one)
+        self.tell_result(one)
         if one.error is not None:
             raise one.error
         name = self.workspace.relative(self.workspace.safe_path(path)) + "/" * is_folder
-        text, count = reveal(self.mask(clean(str(one.value))))
         self.warn_invisible(name, count)
         return name, clip(text) + invisible_note(count) + self.notes_for(one)
 
@@ -11827,7 +11853,7 @@ class Agent:
 
     def answer(self, one: Running, status: str, text: str) -> None:
         """Fill in a result, save, report; an equal call with an equal result is counted."""
-        call, decision = one.call, one.decision
+        call = one.call
         text, count = reveal(self.mask(text))
         text = clip(text) + invisible_note(count)
         self.warn_invisible(f"the result of {call.name}", count)
@@ -11837,11 +11863,9 @@ class Agent:
             text = clip(text, RESULT_CHARS - len(notes)) + loop + notes if notes else text + loop
             self.transcript.answer(call.id, text)
             self.save()
-            ms = round((time.monotonic() - one.began) * 1000)
-            one.told = {"status": status, "content": clean(text), "ms": ms}
-            judged = {"decision": decision.outcome, "rule": decision.rule or decision.reason}
-            self.audit(one, judged)
-            self.emit("tool_result", id=call.id, name=call.name, **one.told, **judged)
+            one.tell(status, text)
+            self.audit(one)
+            self.emit("tool_result", id=call.id, name=call.name, **one.told, **one.judged())
 
     def watch_loops(self) -> None:
         """Nothing was repeated yet: in a row, with other calls between, or in vain."""
@@ -11863,7 +11887,7 @@ class Agent:
             self.failures.last, self.failures.count = (), 0
         return note
 
-    def audit(self, one: Running, judged: Mapping[str, str]) -> None:
+    def audit(self, one: Running) -> None:
         """One line about a call in `.agent/audit.jsonl`, for whoever asks later who allowed it."""
         folder = self.session.folder
         if folder is None:
@@ -11873,7 +11897,7 @@ class Agent:
             "session": self.session.id,
             "tool": one.call.name,
             "arguments": {key: self.brief(value) for key, value in one.call.arguments.items()},
-            **judged,
+            **one.judged(),
             "by": one.by,
             "outcome": one.told["status"],
             "ms": one.told["ms"],
@@ -12156,7 +12180,10 @@ def is_answer(message: Message) -> bool:
     return message["role"] == "assistant" and not calls_of(message)
 
 
-AT_WORD = r"(?:^|(?<=[\s(\[{<\"']))"  # where a word with an @ begins
+AT_WORD = r"(?:^|(?<=[\s(\[{<\"'（「，。、：]))"  # where a word with an @ begins
+# What is not of its path: punctuation, and lines as `:7`, `:7-9`, `#L7` and `#L7-L9`.
+AT_END = Regex(r"(?:[.,:;!?)\]}>'，。、：；！？）」]|(?::|#L)\d+(?:-L?\d+)?)\Z")
+PATH_CHARS = 4096  # a longer one names nothing
 
 
 def paths_in(text: str, exists: Callable[[str], bool]) -> list[str]:
@@ -12167,9 +12194,12 @@ def paths_in(text: str, exists: Callable[[str], bool]) -> list[str]:
     """
     found = []
     text = re.sub(r"(?s)```.*?(?:```|$)|`[^`\n]*`", " ", text)
-    for quoted, word in re.findall(AT_WORD + r'@(?:"([^"\n]+)"|([^\s"]+))', text):
+    words = re.findall(AT_WORD + r'@(?:"([^"\n]+)"|([^\s"]+))', text)
+    for quoted, word in dict.fromkeys(words):
+        word = word if len(word) < PATH_CHARS else ""
         while word and not exists(word):
-            word = word[:-1] if word[-1] in ".,:;!?)]}>'" else ""
+            shorter = AT_END.sub("", word)
+            word = shorter if shorter != word else ""
         found += [path for path in (quoted, word) if path and exists(path)]
     return list(dict.fromkeys(found))
 
@@ -14826,11 +14856,11 @@ class Repl:
     def complete(self, before: str) -> list[str]:
         """What the last word before the cursor can be completed to."""
         word = before[word_start(before) :]
-        name, blank, _ = before[1:].partition(" ")
+        name, blank, argument = before[1:].partition(" ")
         try:
             if word.startswith("@"):
                 return self.files(word)
-            if not before.startswith("/"):
+            if not before.startswith("/") or " " in argument:  # its first word is to be chosen
                 return []
             found = self.choices(name) if blank else [f"/{name}" for name in self.names()]
             return [each for each in found if each.startswith(word)]
@@ -14862,7 +14892,8 @@ class Repl:
             raise UsageError("/edit needs an editor: set VISUAL or EDITOR, e.g. EDITOR=nano")
         text = self.edited(command, argument)
         if not text:
-            self.screen.line("agent: the editor left nothing, so there is no draft")
+            why = "one with a window of its own needs a flag to wait, as code --wait"
+            self.screen.line(f"agent: the editor left nothing, so there is no draft; {why}")
         self.person.draft = text
 
     def edited(self, command: Sequence[str], text: str) -> str:
@@ -14880,11 +14911,13 @@ class Repl:
                 code = subprocess.run(argv, cwd=root, env=agent.settings.environ).returncode
             if code:
                 raise UsageError(f"{command[0]} ended with {code}; the text is as it was")
-            return clean(Path(name).read_text("utf-8", "replace")).strip("\n")
+            left = clean(read_plain(Path(name)).decode("utf-8", "replace"))
+            return re.sub(r"\r\n?", "\n", left).strip("\n")
         except OSError as error:
             raise UsageError(f"{command[0]}: {error.strerror}") from error
         finally:
-            os.unlink(name)
+            with contextlib.suppress(OSError):  # the editor has removed it
+                os.unlink(name)
 
     def about(self, name: str, action: Any) -> tuple[str, str]:
         """A command with its arguments, and what it does: from its function, or its file."""

@@ -1180,6 +1180,27 @@ def at_prompt(tmp_path):
 USERS = "config/agent"  # where the user's own commands are below the root of a Prompt
 
 
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        ("/mode a", ["ask", "auto"]),
+        ("/mode ask a", []),
+        ("say /mode a", []),
+        ("/edit see @a", ["@a.py"]),
+        ("see (@s", ['@"s p.txt"', '@"src/']),
+        ('see @"s p', ['@"s p.txt"']),
+        ("me@a", []),
+    ],
+)
+def test_a_word_before_the_cursor_is_completed(at_prompt, before, found):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        for name in ("a.py", "s p.txt", "src/b.py"):
+            (say.root / name).parent.mkdir(exist_ok=True)
+            (say.root / name).touch()
+        assert say.repl.complete(before) == found
+
+
 def test_help_lists_every_command_in_a_group_within_80_columns(at_prompt):
     with FlakyServer([]) as server:
         say = at_prompt(server)
@@ -1869,8 +1890,14 @@ def test_what_the_editor_leaves_is_the_draft_of_the_next_prompt(terminal, tmp_pa
 
 @pytest.mark.parametrize(
     ("editor", "shown"),
-    [("", "set VISUAL or EDITOR"), ("false", "ended with 1"), ("no-such-editor", "No such file")],
-    ids=["unset", "fails", "missing"],
+    [
+        ("", "set VISUAL or EDITOR"),
+        ("false", "ended with 1"),
+        ("no-such-editor", "No such file"),
+        ("rm", "rm: No such file"),
+        ("sh -c 'rm $0; mkfifo $0'", "sh: no regular file"),
+    ],
+    ids=["unset", "fails", "missing", "removes", "pipe"],
 )
 def test_without_an_editor_the_text_stays(terminal, editor, shown):
     with FlakyServer(["PONG"]) as server:
