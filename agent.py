@@ -341,6 +341,8 @@ class Settings:
         if self.provider and self.provider not in PROVIDERS:
             known = ", ".join(PROVIDERS)
             raise UsageError(f"provider {self.provider!r} is not one of: {known}")
+        if "@" in self.base_url.partition("//")[2].partition("/")[0]:
+            raise UsageError("the base URL holds a name or a password, and neither would be sent")
         if self.base_url and not is_web_address(self.base_url):
             raise UsageError(f"base URL {self.base_url!r} does not start with http:// or https://")
         if not re.fullmatch(r"[!-~]*", str(self.api_key or "")):
@@ -3726,15 +3728,19 @@ def network_error(
 ) -> ProviderError | Transient:
     """What a connection that failed means: worth another try, or for the user to mend."""
     import requests
+    import urllib3
 
-    text, invalid = str(error), (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)
+    wrong = requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema
+    text, invalid = str(error), (*wrong, urllib3.exceptions.LocationParseError)
     if isinstance(error, requests.exceptions.ProxyError) and "407" in text:
         return ProviderError(f"{proxy_of(endpoint)} {PROXY_LOGIN}", 407)
     if isinstance(error, requests.exceptions.SSLError) and "EOF" not in text:
-        found = re.search(r"\[SSL[^]]*\] ?([^'\"]*?)( \(_ssl|['\"]|$)", text)
+        found = re.search(r"\[(?:SSL|X509)[^]]*\] ?(.*?)\.? \(_ssl", text)
         hint = "REQUESTS_CA_BUNDLE names a file with more authorities"
         if "WRONG_VERSION" in text or "record layer" in text:
             hint = f"perhaps it is http://, not https:// ({hint})"
+        if "not valid for" in text:
+            hint = "check the host in the base URL, and the proxy if there is one"
         reason = found[1] if found else text
         return ProviderError(f"no secure connection to {endpoint}: {reason}; {hint}")
     if isinstance(error, invalid) or "CA certificate bundle" in text:
