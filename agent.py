@@ -12195,7 +12195,7 @@ def money_text(total: Mapping[str, Any]) -> str:
     about = "~" if amount_of(total, "estimated") else ""
     cost, unpriced = amount_of(total, "cost_usd"), amount_of(total, "unpriced")
     if "cost_usd" not in total:
-        return "unpriced"
+        return "unpriced" if amount_of(total, "prompt_tokens") else "$0"
     digits = 7 if 0 < cost < 0.001 else 4
     return f"{about}${cost:,.{digits}f}" + (f" and {unpriced} unpriced" if unpriced else "")
 
@@ -14562,7 +14562,9 @@ class Repl:
             elif text:
                 self.turn(self.agent.attach(text))
         except (AgentError, OSError) as error:
-            self.screen.line(f"agent: {self.agent.mask(str(error))}")
+            name, why = getattr(error, "filename", None), getattr(error, "strerror", None)
+            text = f"{os.path.basename(name)[:80]}: {why}" if name and why else str(error)
+            self.screen.line(f"agent: {self.agent.mask(text)}")
 
     def cancelled(self, exit_code: int) -> None:
         """After a signal: Ctrl-C gives the prompt back, any other ends the program."""
