@@ -1545,7 +1545,7 @@ def test_a_line_typed_in_a_turn_is_queued_and_sent_behind_the_step(typing):
         screen.expect("unfin")
         server.release()
         screen.expect("PONG")
-        screen.match(re.compile(r"> unfin"))
+        screen.match(re.compile(r"(?s)unpriced.*> unfin"))
         screen.send("ished\x15exit\r")
         assert (screen.wait(), termios.tcgetattr(screen.slave)) == (0, screen.settings)
     assert roles(server.requests[1])[-2:] == ["tool", "user"]
