@@ -341,6 +341,8 @@ class Settings:
         if self.provider and self.provider not in PROVIDERS:
             known = ", ".join(PROVIDERS)
             raise UsageError(f"provider {self.provider!r} is not one of: {known}")
+        if "@" in self.base_url.partition("//")[2].partition("/")[0]:
+            raise UsageError("the base URL holds a name or a password, and neither would be sent")
         if self.base_url and not is_web_address(self.base_url):
             raise UsageError(f"base URL {self.base_url!r} does not start with http:// or https://")
         if not re.fullmatch(r"[!-~]*", str(self.api_key or "")):
@@ -3726,15 +3728,19 @@ def network_error(
 ) -> ProviderError | Transient:
     """What a connection that failed means: worth another try, or for the user to mend."""
     import requests
+    import urllib3
 
-    text, invalid = str(error), (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)
+    wrong = requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema
+    text, invalid = str(error), (*wrong, urllib3.exceptions.LocationParseError)
     if isinstance(error, requests.exceptions.ProxyError) and "407" in text:
         return ProviderError(f"{proxy_of(endpoint)} {PROXY_LOGIN}", 407)
     if isinstance(error, requests.exceptions.SSLError) and "EOF" not in text:
-        found = re.search(r"\[SSL[^]]*\] ?([^'\"]*?)( \(_ssl|['\"]|$)", text)
+        found = re.search(r"\[(?:SSL|X509)[^]]*\] ?(.*?)\.? \(_ssl", text)
         hint = "REQUESTS_CA_BUNDLE names a file with more authorities"
         if "WRONG_VERSION" in text or "record layer" in text:
             hint = f"perhaps it is http://, not https:// ({hint})"
+        if "not valid for" in text:
+            hint = "check the host in the base URL, and the proxy if there is one"
         reason = found[1] if found else text
         return ProviderError(f"no secure connection to {endpoint}: {reason}; {hint}")
     if isinstance(error, invalid) or "CA certificate bundle" in text:
@@ -12248,7 +12254,7 @@ def money_text(total: Mapping[str, Any]) -> str:
     about = "~" if amount_of(total, "estimated") else ""
     cost, unpriced = amount_of(total, "cost_usd"), amount_of(total, "unpriced")
     if "cost_usd" not in total:
-        return "unpriced"
+        return "unpriced" if amount_of(total, "prompt_tokens") else "$0"
     digits = 7 if 0 < cost < 0.001 else 4
     return f"{about}${cost:,.{digits}f}" + (f" and {unpriced} unpriced" if unpriced else "")
 
@@ -14742,7 +14748,9 @@ class Repl:
             elif text:
                 self.turn(self.agent.attach(text))
         except (AgentError, OSError) as error:
-            self.screen.line(f"agent: {self.agent.mask(str(error))}")
+            name, why = getattr(error, "filename", None), getattr(error, "strerror", None)
+            text = f"{os.path.basename(name)[:80]}: {why}" if name and why else str(error)
+            self.screen.line(f"agent: {self.agent.mask(text)}")
 
     def cancelled(self, exit_code: int) -> None:
         """After a signal: Ctrl-C gives the prompt back, any other ends the program."""

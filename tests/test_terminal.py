@@ -37,6 +37,7 @@ from agent import (
     COMMANDS,
     PROVIDERS,
     Agent,
+    Always,
     Person,
     Question,
     Repl,
@@ -1348,6 +1349,24 @@ def test_a_rule_that_is_none_is_refused(at_prompt, typed):
         assert say("/allow").startswith("no rules")
 
 
+def test_always_ends_with_the_session_as_its_question_says(at_prompt):
+    step = call("write_file", path="a.txt", content="1")
+    with FlakyServer([step, "PONG", step, "PANG"]) as server:
+        say = at_prompt(server, [Always(("write_file a.txt",)), "n"])
+        assert "write_file a.txt  (approved in this session" in say(
+            "one", "/mode auto", "/mode ask", "/allow"
+        )
+        assert say("/clear", "/allow").startswith("no rules")
+        say("two")
+    assert len(say.asked) == 2
+
+
+def test_an_error_of_the_disk_is_one_line_without_its_number(at_prompt):
+    with FlakyServer([]) as server:
+        shown = at_prompt(server)("/export " + "x" * 300)
+    assert shown == f"agent: {'x' * 80}: File name too long\n"
+
+
 def test_a_rule_for_a_tool_that_is_not_there_says_so(at_prompt):
     with FlakyServer([]) as server:
         say = at_prompt(server)
@@ -1379,7 +1398,8 @@ def test_cost_adds_up_by_model_in_one_session(at_prompt):
         say = at_prompt(server, prices={"flaky-1": (1.0, 1.0, 2.0)})
         rows = say("one", "/model other", "two", "/cost").splitlines()
         assert say("/status").splitlines()[-2:] == rows[:2]
-        assert say("/clear", "/cost").startswith("tokens: 0 in")
+        shown = say("/clear", "/cost")
+        assert shown.startswith("tokens: 0 in") and shown.split("\n")[0].endswith("; $0")
     assert "2,000 in" in rows[0] and rows[0].endswith("$0.0010 and 1 unpriced")
     assert rows[2:4] == [
         "  flaky-1: 1,000 in (0 % cached), 10 out; $0.0010",
