@@ -604,7 +604,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--check", type=not_blank, metavar="CMD", help="must pass before a turn counts as done")
     add("--context", type=int, metavar="TOKENS", help="the context window")
     add("--append-system-prompt", metavar="TEXT", help="added to the system prompt")
-    add("--bare", action="store_true", help="no AGENTS.md, no user config, no hooks")
+    add("--bare", action="store_true", help="no AGENTS.md, user config, hooks, extras")
     add("--demo", action="store_true", help="a scripted model fixes a real bug; needs no key")
     add("--keep", action="store_true", help="with --demo: keep the scratch folder")
     add("--version", action="version", version=f"agent {__version__}")
@@ -2642,12 +2642,18 @@ def cost_of(usage: Mapping[str, int], price: Price) -> float:
     return round(float(sum(map(operator.mul, counts, price))) / 1e6, 10)
 
 
+def model_rows(answer: Any) -> list[dict[str, Any]] | None:
+    """The rows in an answer of /models, None when it is none; some send the bare list."""
+    rows = answer.get("data") if isinstance(answer, dict) else answer
+    fits = isinstance(rows, list) and all(isinstance(row, dict) and "id" in row for row in rows)
+    return rows if fits else None
+
+
 def prices_in(answer: Any) -> dict[str, Price]:
     """Prices by model in an answer of /models, where they are USD per token in a string."""
-    rows = answer.get("data") if isinstance(answer, dict) else None
     found = {}
-    for row in rows if isinstance(rows, list) else ():
-        told = object_in(row, "pricing") if isinstance(row, dict) else {}
+    for row in model_rows(answer) or ():
+        told = object_in(row, "pricing")
         sent, received = amount_in(told.get("prompt")), amount_in(told.get("completion"))
         if sent is not None and received is not None:
             cached = amount_in(told.get("input_cache_read"))
@@ -2820,7 +2826,8 @@ HOPELESS = any_of("does not support tools")
 WRONG_MODEL = any_of(
     "model_not_|invalid_model|unknown_model",
     r"\bmodels?\b.{0,160}\b(not (found|exist|supported|available|a valid)|does(n.t| not) exist)",
-    r"\b(invalid|unknown|no such|not found|not a valid|unable to access)\b.{0,40}\bmodel",
+    r"\b(invalid|un(known|expected)|no such|not (found|a valid)|unable to access)\b.{0,40}\bmodel",
+    r"\bno models? (is |are )?loaded",
 )
 
 
@@ -3253,19 +3260,17 @@ class Client:
     def _advised(self, error: ProviderError) -> ProviderError:
         """The error with the next step: where the key is set, the nearest models, another URL."""
         hint = self.settings.key_place if isinstance(error, KeyRefused) else ""
-        if error.status in (404, 405) or (error.status in (400, 422) and self._no_model(error)):
+        no_model, no_place = bool(WRONG_MODEL.search(error.told)), error.status in (404, 405)
+        named = re.search(rf"(?<![\w-]){re.escape(self.model)}(?![\w-])", error.told)
+        if no_model or no_place or named:
             listed = self.known_models()
             if listed and not lists_model(listed, self.model):
                 near = " ".join(", ".join(near_models(self.model, listed)).split())
                 hint = self.mask(f"the nearest of its models: {near} (--model)")
-            elif not listed:
-                no_model = self._no_model(error)
+            elif not listed and not hint and (no_model or no_place):
                 hint = "name another with --model" if no_model else root_hint(self.endpoint)
         error.args = (f"{str(error).rstrip('.')}; {hint}" if hint else str(error),)
         return error
-
-    def _no_model(self, error: ProviderError) -> bool:
-        return bool(WRONG_MODEL.search(error.told))
 
     def _notice_cut_prompt(self, reply: Reply, body: bytes) -> None:
         """Ollama cuts a prompt that is too long without a word; its own count shows it."""
@@ -3604,13 +3609,10 @@ WINDOW_KEYS = (
 
 def window_in(answer: Any, model: str) -> int:
     """The window in an answer of /models, Ollama's /api/show or llama.cpp's /props; 0: not told."""
+    if rows := model_rows(answer):
+        answer = next((row for row in rows if row["id"] == model), {})
     if not isinstance(answer, dict):
         return 0
-    rows = answer.get("data")
-    if isinstance(rows, list):
-        rows = [row for row in rows if isinstance(row, dict)]
-        mine = [row for row in rows if row.get("id") == model]
-        return window_in((mine or [{}])[0], model)
     set_by_user = re.search(r"num_ctx\s+(\d+)", str(answer.get("parameters") or ""))
     if set_by_user:
         return int(set_by_user[1])
@@ -3657,10 +3659,9 @@ def masked(error: ProviderError | Transient, mask: Callable[[str], str]) -> Exce
 
 def model_ids(answer: Any) -> list[str] | None:
     """The ids in an answer of /models, None when it is none."""
-    rows = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(rows, list) or not all(isinstance(r, dict) and "id" in r for r in rows):
-        return None
-    return [str(row["id"]) for row in rows]
+    rows = model_rows(answer)
+    named = [" ".join(r["id"].split()) for r in rows or () if isinstance(r["id"], str)]
+    return None if rows is None else list(filter(None, dict.fromkeys(named)))
 
 
 def lists_model(listed: Iterable[str], model: str) -> bool:
@@ -5409,10 +5410,14 @@ class Signals:
         self.since = 0.0
         self.give_up = False  # the process is ours to be ended
         self.farewell: Callable[[], object] = int  # gives the terminal back, where it is borrowed
+        self.end: Callable[[], object] | None = None  # ends what is read, while all wait
 
     def __call__(self, number: int, frame: Any) -> None:
         """What Python calls for a signal, in the main thread."""
         stop = self.dealt_with()
+        if self.end is not None and not self.waiting:
+            self.since = time.monotonic()
+            self.end()
         late = time.monotonic() - self.since > GIVE_UP_SECONDS  # e.g. nobody reads what we print
         if (stop is None and not self.held) or (late and not self.give_up):
             self.since = time.monotonic()
@@ -5421,6 +5426,16 @@ class Signals:
         later.append(128 + number)
         if late:
             self.leave(strongest(later))
+
+    @contextlib.contextmanager
+    def ending(self, end: Callable[[], object]) -> Iterator[None]:
+        """While it lasts a signal calls `end`: for a reader that no exception may break into."""
+        with self:
+            self.end = end
+            try:
+                yield
+            finally:
+                self.end = None
 
     def leave(self, code: int) -> NoReturn:
         """End the process at once."""
@@ -7965,7 +7980,10 @@ class ShellTools:
             self.emit("tool_output", id=self.call_id, text=text)
 
     def piece(self, data: bytes) -> str:
-        """What has come, as text; what is cut inside a character or an escape waits for its end."""
+        """What has come, as text; what is cut inside a character or an escape waits for its end.
+
+        A progress line keeps its returns: its next state comes in another piece.
+        """
         text = self.held + self.decoder.decode(data)
         cut = (
             text.rfind("\x1b", -HELD_CHARS)
@@ -7973,7 +7991,7 @@ class ShellTools:
             else -1
         )
         text, self.held = (text, "") if cut < 0 else (text[:cut], text[cut:])
-        return plain_text(text)
+        return "\r".join(map(plain_text, text.replace("\r\n", "\n").split("\r")))
 
     def _withheld(self, text: str) -> str:
         """What a command that failed may have missed: a key that it can not see."""
@@ -10706,7 +10724,7 @@ class Agent:
         emit: Emit,
         ask: Ask | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings = self.first = settings
         self.session = Session(Transcript(), {"id": ""}, None)
         self.client = client
         self.workspace = workspace
@@ -10813,6 +10831,8 @@ class Agent:
 
     def set_model(self, model: str) -> None:
         """Go on with another model of the same endpoint. Raises UsageError."""
+        if self.mask(model) != model:
+            raise UsageError("that holds a key and is no model, so nothing was changed")
         self.client.price(model, must=self.settings.max_budget_usd > 0)
         self.client.model = self.session.header["model"] = model
         self.client.window, self.window_asked = self.settings.context, False
@@ -10820,14 +10840,16 @@ class Agent:
 
     def set_provider(self, name: str) -> None:
         """Go on with another provider and its default model. Raises UsageError, ProviderError."""
-        row = PROVIDERS.get(name)
+        rows = self.providers()
+        row = rows.get(name)
         if row is None:
-            raise UsageError(f"provider {name!r} is not one of: {', '.join(PROVIDERS)}")
+            raise UsageError(f"provider {name!r} is not one of: {', '.join(rows)}")
         key = self.key_for(row)
         if not key and not is_local(row.base_url):
             file = config_folder(self.settings.environ) / "env"
             raise KeyRefused(f"no key for {name}: put {row.key_name}=... into {file}, start again")
-        changes: dict[str, Any] = {"provider": name, "base_url": "", "api_key": key}
+        where = {"provider": name} if name in PROVIDERS else {"base_url": name}
+        changes: dict[str, Any] = {"provider": "", "base_url": "", **where, "api_key": key}
         settings = dataclasses.replace(self.settings, **changes, model=row.model)
         client = Client(settings, self.emit, sleep=self.client.sleep)
         client.model = row.model or client.first_model()
@@ -10838,9 +10860,16 @@ class Agent:
         self.forget_sizes()
         self.session.header.update(model=client.model, base_url=client.endpoint)
 
+    def providers(self) -> dict[str, Provider]:
+        """What /provider can change to: the table, and the way back to an endpoint of no row."""
+        home = Provider(self.first.endpoint, model=self.first.model)
+        known = any(row.base_url == home.base_url for row in PROVIDERS.values())
+        return PROVIDERS if known else {**PROVIDERS, home.base_url: home}
+
     def key_for(self, row: Provider) -> str:
-        """The key that /provider would send there, "" for none."""
-        return self.settings.keys.get(row.key_name) or find_key(row, self.settings.keys)
+        """The key that /provider would send there, "" for none: never that of another one."""
+        home = self.first.api_key if row.base_url == self.first.endpoint else ""
+        return self.settings.keys.get(row.key_name, "").strip() or home
 
     def forget_sizes(self) -> None:
         """After a switch or an undo: what was measured of requests, and encoded, is stale."""
@@ -11126,15 +11155,19 @@ class Agent:
 
         Whether there was any. The user's own words count as a new prompt for whatever is watched.
         """
-        with self.signals:  # in between what was typed would be lost
-            text = "" if self.budgets.ended() else self.typed()
+        text = ""
+        try:
+            with self.signals:  # in between what was typed would be lost
+                text = "" if self.budgets.ended() else self.typed()
             if text:
-                text, ours = self.attach(text), ours and f"{ours}\n"
                 self.nudges = {}
                 self.watch_loops()
-            if text or ours:
-                self.say(text, ours)
-                self.save()
+                text, ours = self.attach(text), ours and f"{ours}\n"
+        finally:
+            with self.signals:
+                if text or ours:
+                    self.say(text, ours)
+                    self.save()
         return bool(text or ours)
 
     def failed_check(self) -> str:
@@ -11598,6 +11631,9 @@ class Agent:
         added: dict[str, Any] = {outcome: tuple(dict.fromkeys([*rules, rule]))}
         self.settings = dataclasses.replace(settings, origins=origins, **added)
         lift_paths(self.workspace, self.policy().allow)
+        tool = rule.split(" ")[0]
+        if tool not in (*self.tools, "*"):
+            return f"there is no tool {tool!r}, so it does nothing (tools: {', '.join(self.tools)})"
         return rule_warning(dataclasses.replace(settings, allow=(rule,) * (outcome == "allow")))
 
     def rules(self) -> Iterator[tuple[str, str, str]]:
@@ -12706,6 +12742,35 @@ def call_line(name: str, arguments: Mapping[str, Any]) -> str:
     return f"{name}({line[:SHOWN_CHARS]}{'...' if len(line) > SHOWN_CHARS else ''})"
 
 
+EDITS = ("write_file", "edit_file")
+DIFF_LINES = 40  # of an edit under its call
+
+
+def begun_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call in one line; of an edit only what it edits, as its diff says the rest."""
+    told = {key for one in ("old", "new", "content") for key in (one, *ALIASES[one])}
+    left = told if name in EDITS else ()
+    return call_line(name, {key: arguments[key] for key in arguments if key not in left})
+
+
+def edit_rows(name: str, arguments: Mapping[str, Any]) -> list[str]:
+    """The lines of a diff that shows what a call wrote; none for other tools."""
+
+    def given(key: str) -> list[str]:
+        names = (key, *ALIASES[key])
+        text = next((arguments[one] for one in names if isinstance(arguments.get(one), str)), "")
+        return visible(text).removesuffix("\n").split("\n")
+
+    if name == "write_file":
+        rows = [f"+{line}" for line in given("content")]
+    elif name == "edit_file":
+        rows = [row.rstrip("\n") for row in compared(given("old"), given("new"), "", "")[3:]]
+    else:
+        return []
+    left = len(rows) - DIFF_LINES
+    return [*rows[:DIFF_LINES], *([f"[{left} more lines, /show]"] if left > 0 else [])]
+
+
 def said_lines(text: str) -> list[str]:
     """The lines of a text that say something."""
     return [line for line in visible(text).split("\n") if line.strip()]
@@ -12760,11 +12825,13 @@ class Screen:
         self.failure = ""  # why output was lost
         self.open_line = False
         self.last_call = ""  # id of the call whose line was printed last
+        self.edits: dict[str, list[str]] = {}  # of calls that run: the diffs nobody has seen
         self.output = ""  # of the running command, as far as it was not shown
         self.shown: list[str] = []  # lines of it that were
         self.follows: threading.Timer | None = None  # after which its output is shown at once
         self.lock = threading.RLock()  # events also come from the thread that reads typed lines
 
+    lend: Callable[[], object] = int  # gives the terminal back before a stop
     live = False  # whether a region at the end is redrawn, with what is being typed
 
     def emit(self, kind: str, **data: Any) -> None:
@@ -12797,6 +12864,8 @@ class Screen:
 
     def question(self, question: Question, shown: str) -> str:
         """What is shown of a question, as it looks here."""
+        if question.diff:
+            self.edits.pop(question.id, None)
         return shown
 
     def status_text(self, agent: Agent) -> str:
@@ -12824,6 +12893,12 @@ class Screen:
         self.end_line()
         self.write(self.err, visible(text) + "\n")
 
+    def answer(self, text: str) -> None:
+        """The whole answer, where it was not shown as it came."""
+        if text and not self.streams:
+            show = visible if self.out.isatty() else clean
+            self.write(self.out, show(text) + "\n")
+
     def end_line(self) -> None:
         """Finish the line of streamed text."""
         if self.open_line:
@@ -12838,8 +12913,8 @@ class Screen:
 
     def on_tool_use(self, id: str, name: str, arguments: dict[str, Any]) -> None:
         """A call begins."""
-        self.line(f"→ {call_line(name, arguments)}")
-        self.last_call = id
+        self.line(f"→ {begun_call(name, arguments)}")
+        self.last_call, self.edits[id] = id, edit_rows(name, arguments)
 
     def on_tool_output(self, id: str, text: str) -> None:
         """A command that runs for a while is followed; only the first lines of it."""
@@ -12856,7 +12931,7 @@ class Screen:
         """Show what a running command has printed."""
         with self.lock:
             *lines, self.output = self.output.split("\n")
-            for line in said_lines("\n".join(lines))[: LIVE_LINES - len(self.shown)]:
+            for line in said_lines(plain_text("\n".join(lines)))[: LIVE_LINES - len(self.shown)]:
                 self.shown.append(line)
                 self.line(f"    {line[:SHOWN_CHARS]}")
 
@@ -12866,7 +12941,9 @@ class Screen:
             self.follows.cancel()
         if id != self.last_call:
             self.line(f"← {name}")
-        for line in outcome_lines(status, content, self.shown):
+        rows = self.edits.pop(id, [])
+        shown = [f"    {row[:SHOWN_CHARS]}" for row in rows if status == "ok"]
+        for line in [*outcome_lines(status, content, self.shown), *shown]:
             self.line(line)
         self.last_call, self.output, self.shown, self.follows = "", "", [], None
 
@@ -13115,16 +13192,23 @@ class Markup:
         )
 
     def parsed(self, source: str) -> Any:
-        """Markdown without what would be left out of it: HTML, the address of a picture."""
+        """Markdown without what would be left out of it: HTML, the address of a picture.
+
+        An entity may stand for any character: only now is it seen.
+        """
         made = self.markdown(source, hyperlinks=False)
         for token in made.parsed:
             if token.type == "html_block":
                 token.type, token.tag, token.info = "fence", "code", "html"
             for child in token.children or ():
+                child.content = visible(child.content, joiners="")
+                child.attrs = {
+                    name: visible(str(value), joiners="") for name, value in child.attrs.items()
+                }
                 if child.type == "image":
                     child.content = f"![{child.content}]({child.attrs['src']})"
-                if child.type in ("html_inline", "image"):
-                    child.type, child.tag, child.children = "text", "", None
+                if child.type in ("html_inline", "image") or child.markup == "autolink":
+                    child.type, child.tag, child.children, child.attrs = "text", "", None, {}
                 elif child.type == "softbreak":  # the model has written lines
                     child.type = "hardbreak"
         return made
@@ -13138,9 +13222,14 @@ class Markup:
             self.load()
         options = self.console.options.update(width=max(width, 4))
         try:
-            lines = self.console.render_lines(self.parsed(source), options, pad=False)
+            made = self.parsed(source)
+            lines = self.console.render_lines(made, options, pad=False)
         except (*ODD_TEXT, RecursionError):
             return plain
+        told = [one for token in made.parsed for one in token.children or (token,)]
+        shown = letters(one.text for line in lines for one in line)
+        if shown < letters(one.content + one.attrs.get("href", "") for one in told):
+            return plain  # a table that is too wide
         rows = list(map(self.row, lines))
         while rows and not rows[-1]:
             rows.pop()
@@ -13161,6 +13250,11 @@ class Markup:
             one.style.render(text, color_system=ColorSystem.STANDARD) if one.style else text
             for one, text in zip(kept, texts, strict=True)
         )
+
+
+def letters(texts: Iterable[str]) -> int:
+    """How many letters and digits stand in some texts."""
+    return sum(character.isalnum() for text in texts for character in text)
 
 
 class Region:
@@ -13214,8 +13308,6 @@ TICK_SECONDS = 0.125
 DRAW_SECONDS = 0.05  # between two drawings because of text
 LOAD_TICKS = 3  # after which rich is imported: the first request is on its way then
 TAIL_LINES, TAIL_CHARS = 5, 4000  # of a running command's output
-EDITS = ("write_file", "edit_file")
-DIFF_LINES = 40  # of an edit under its call
 MARKS = {
     "ok": ("✓", "green"),
     "error": ("✗", "red"),
@@ -13243,24 +13335,6 @@ def short_outcome(name: str, status: str, content: str) -> tuple[str, str, bool]
     return (f"{len(lines)} lines" if many else lines[0].strip()), status, many
 
 
-def edit_rows(name: str, arguments: Mapping[str, Any]) -> list[str]:
-    """The lines of a diff that shows what a call wrote; none for other tools."""
-
-    def given(key: str) -> list[str]:
-        names = (key, *ALIASES[key])
-        text = next((arguments[one] for one in names if isinstance(arguments.get(one), str)), "")
-        return visible(text).removesuffix("\n").split("\n")
-
-    if name == "write_file":
-        rows = [f"+{line}" for line in given("content")]
-    elif name == "edit_file":
-        rows = [row.rstrip("\n") for row in compared(given("old"), given("new"), "", "")[3:]]
-    else:
-        return []
-    left = len(rows) - DIFF_LINES
-    return [*rows[:DIFF_LINES], *([f"[{left} more lines, /show]"] if left > 0 else [])]
-
-
 def painted_diff(line: str) -> str:
     """A line of a diff in its colour."""
     for mark, style in (("+++", "bold"), ("---", "bold"), ("@@", "cyan"), ("+", "green")):
@@ -13273,9 +13347,8 @@ class LiveCall:
     """A call that runs, as it is shown."""
 
     def __init__(self, name: str, arguments: Mapping[str, Any], began: float) -> None:
-        self.name, self.arguments, self.began = name, arguments, began
-        known = itertools.islice(arguments.items(), 1 if name in EDITS else None)
-        self.line = call_line(name, dict(known))  # of an edit the diff says the rest
+        self.began = began
+        self.line = begun_call(name, arguments)
         self.tail = ""  # the end of its output
 
 
@@ -13297,7 +13370,6 @@ class UiScreen(Screen):
         self.raw = False  # the open block is too large for the region: printed as it comes
         self.after = ""  # what was printed last: text, call, line
         self.calls: dict[str, LiveCall] = {}
-        self.seen: set[str] = set()  # calls whose diff was shown in a question
         self.thought, self.typing, self.status, self.waiting = "", "", "", ""
         self.began = self.drawn = 0.0
         self.busy = False
@@ -13368,6 +13440,7 @@ class UiScreen(Screen):
             self.stop_later = True
             return
         with self.quiet():
+            self.lend()
             before = self.take_stop(signal.SIG_DFL)
             suspend()
             self.take_stop(before)
@@ -13434,13 +13507,14 @@ class UiScreen(Screen):
         self.drawn, self.drawing = self.clock(), False
         if self.stop_later:
             self.stop_later = False
-            self.stopped(0, None)
+            suspend()  # this may be the thread of the ticker
 
     def body(self, width: int, most: int) -> list[str]:
         """The rows of the region, at most so many."""
         fixed = []
         if self.busy:
-            typed = [paint(fit(f"> {self.typing}", width), "bold")] if self.typing else []
+            typing = fit(self.typing[::-1], width - 2)[::-1]  # of a long line its end
+            typed = [paint(f"> {typing}", "bold")] if self.typing else []
             fixed = [self.spinner(width), *typed, paint(fit(f" {self.status}", width), "dim")][
                 :most
             ]
@@ -13470,7 +13544,7 @@ class UiScreen(Screen):
         seconds = self.clock() - call.began
         since = f"  {seconds:.0f} s" if seconds >= 1 else ""
         rows = [paint(fit(call.line, width - 2 - len(since)), "bold") + paint(since, "dim")]
-        tail = said_lines(call.tail)[-lines:]
+        tail = said_lines(plain_text(call.tail))[-lines:]
         return [f"→ {rows[0]}", *(paint(fit(f"  │ {line}", width), "dim") for line in tail)]
 
     def open_rows(self, width: int, room: int) -> list[str]:
@@ -13585,6 +13659,7 @@ class UiScreen(Screen):
         """A call begins; its line is printed when it ends."""
         self.end_text()
         self.calls[id] = LiveCall(name, arguments, self.clock())
+        self.edits[id] = edit_rows(name, arguments)
         self.draw()
 
     def on_approval(self, id: str, **_: Any) -> None:
@@ -13613,18 +13688,15 @@ class UiScreen(Screen):
         if self.after == "text":
             self.above.append("")
         self.above.append(shown + paint(end, "dim"))
-        if status == "ok" and id not in self.seen:
-            rows = edit_rows(name, call.arguments)
-            self.above += [f"  {painted_diff(fit(row, width - 2))}" for row in rows]
+        for row in self.edits.pop(id, []) if status == "ok" else ():
+            self.above.append(f"  {painted_diff(fit(row, width - 2))}")
         self.after = "call"
         self.draw()
 
     def question(self, question: Question, shown: str) -> str:
         """What is shown of a question; a diff in its colours."""
-        if not question.diff:
-            return shown
-        self.seen.add(question.id)
-        return "\n".join(map(painted_diff, shown.split("\n")))
+        shown = super().question(question, shown)
+        return "\n".join(map(painted_diff, shown.split("\n"))) if question.diff else shown
 
     def on_result(self, **_: Any) -> None:
         """The turn is over: nothing changes any more."""
@@ -13794,8 +13866,8 @@ def stoppable(
 
 def suspend() -> None:
     """Stop as a program does that knows nothing of Ctrl-Z; goes on when the shell says `fg`."""
-    # To this thread: what is sent to the process another one may take, while we go on for a while.
-    signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
+    # To the main thread: what is sent to the process another one may take, and we go on meanwhile.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTSTP)
 
 
 HISTORY_ENTRIES = 1000
@@ -13807,7 +13879,26 @@ READLINE = (
     r'"\e\C-j": "\C-v\C-j"',
     "$endif",
 )
-CODES = ("set enable-bracketed-paste on",)  # which Python turns off
+# By itself readline makes two line ends of CRLF. Here a paste is a completion, made by `offer`, of
+# the kind that puts a blank behind it.
+PASTE_KEYS = (
+    r'"\e[200~": "\e[200;1~\e[200;2~"',
+    r'"\e[200;1~": insert-completions',
+    r'"\e[200;2~": backward-delete-char',
+    r'"\e[201~": ""',
+)
+CODES = (
+    "set enable-bracketed-paste on",  # which Python turns off
+    *PASTE_KEYS,
+    "$if mode=vi",
+    "set keymap vi-command",
+    *PASTE_KEYS,
+    "set keymap vi-insert",
+    "$endif",
+)
+PASTE_KIND = ord("*")  # the completion that is a paste
+PASTE_END = b"\x1b[201~"
+PIECE_SECONDS = (1.0, 5.0)  # until the first piece of a paste, and between two
 NO_CODES = (
     "set enable-bracketed-paste off",
     "set enable-meta-key off",
@@ -13850,6 +13941,7 @@ class Person:
         self.unsent = ""  # what stood in the line that a signal ended
         self.editor: Any = None  # the readline module
         self.pause: Callable[[], Any] = contextlib.nullcontext  # nobody else reads meanwhile
+        self.signals = Signals()
         self.entries: list[str] = []  # the history
         self.mask: Callable[[str], str] = str  # what keeps secrets out of its file
         self.complete: Callable[[str], list[str]] = lambda before: []
@@ -13903,7 +13995,7 @@ class Person:
         kept = tuple(rule for rule in rules if rule.endswith(" *")) or tuple(rules[:1])
         numbered = {str(number): rule for number, rule in enumerate(rules, 1)}
         rows = [f"  {number}  {exact(rule)}" for number, rule in numbered.items()]
-        shown = "\n".join(["Always, until the agent ends:", *rows])
+        shown = "\n".join(["Always, in this session:", *rows])
         default = " ".join(number for number, rule in numbered.items() if rule in kept)
         end = f"Enter keeps {default}; or numbers, a rule of your own, n: "
         while True:
@@ -13975,7 +14067,8 @@ class Person:
         try:
             while not self.ended:
                 lines.append(self.edit_line("> " if not lines else "", rest))
-                more, *ends = re.split(END_KEY, self.waiting(), maxsplit=1)
+                more = re.sub(PASTE_MARK, "", self.waiting())
+                more, *ends = re.split(END_KEY, more, maxsplit=1)
                 self.ended = bool(ends)
                 head, newline, rest = (more, "\n", "") if ends else more.rpartition("\n")
                 if newline:
@@ -14016,7 +14109,11 @@ class Person:
 
     def start(self) -> None:
         """Line editing with the history of this project, where Python has it."""
+        import locale
+
         self.read_history()
+        if locale.nl_langinfo(locale.CODESET) != "UTF-8":  # readline would lose or refuse letters
+            return
         try:
             import readline
         except ImportError:
@@ -14033,11 +14130,44 @@ class Person:
     def offer(self, word: str, number: int) -> str | None:
         """What readline asks for: the completions of its word, one after another."""
         if number == 0:
-            before = self.editor.get_line_buffer()[: self.editor.get_endidx()]
-            skip = len(before) - len(word) - word_start(before)  # its word may begin in ours
-            self.offered = [found[skip:] for found in self.complete(before)]
-            self.offered = self.offered or ([] if word else ["\t"])
+            self.offered = []
+            try:
+                self.offered = self.pasted(word) or self.completions(word)
+            except KeyboardInterrupt as stop:  # which readline would keep for itself
+                if (code := exit_code_of(stop)) != SIGINT_CODE:
+                    again = (threading.get_ident(), code - 128)
+                    threading.Timer(PASTE_SECONDS, signal.pthread_kill, again).start()
         return self.offered[number] if number < len(self.offered) else None
+
+    def completions(self, word: str) -> list[str]:
+        """What readline's word can be completed to; without one, Tab is a tab."""
+        before = self.editor.get_line_buffer()[: self.editor.get_endidx()]
+        skip = len(before) - len(word) - word_start(before)  # its word may begin in ours
+        return [found[skip:] for found in self.complete(before)] or ([] if word else ["\t"])
+
+    def pasted(self, word: str) -> list[str]:
+        """The word with what is pasted behind it; [] when nothing is."""
+        data, wait, longer = bytearray(), *PIECE_SECONDS
+        if not self.marks or self.editor.get_completion_type() != PASTE_KIND:
+            return []
+        while not data.endswith(PASTE_END):
+            half = next(size for size in range(5, -1, -1) if data.endswith(PASTE_END[:size]))
+            piece = self.piece(6 - half, wait)  # no key from behind the end
+            if piece == b"":
+                break
+            data, wait = data + (piece or b""), longer
+        text = clean(data.removesuffix(PASTE_END).decode("utf-8", "replace"))
+        return [word + re.sub(r"\r\n?", "\n", text) or " "] if data else []
+
+    def piece(self, size: int, wait: float) -> bytes | None:
+        """Some bytes of a paste, b"" if none come in time, None when they held a Ctrl-C."""
+        try:
+            ready = select.select([self.stdin], [], [], wait)[0]
+            return os.read(self.stdin.fileno(), size) if ready else b""
+        except KeyboardInterrupt as stop:
+            if exit_code_of(stop) != SIGINT_CODE:
+                raise
+            return None
 
     def read_history(self) -> None:
         """What was typed in all sessions of this project; the newest entries stay in its file."""
@@ -14103,7 +14233,7 @@ class Typist:
         self.line = ""  # what is typed; a "\r" in it is Enter, a "\n" was pasted
         self.thread: threading.Thread | None = None
         self.modes: list[Any] | None = None  # the terminal's own, while ours are set
-        self.before: dict[int, Any] = {}  # what took these signals
+        self.before: Any = None  # what took SIGCONT
 
     @functools.cached_property
     def wake(self) -> tuple[int, int]:
@@ -14115,27 +14245,30 @@ class Typist:
             return
         nothing = (OSError, RuntimeError, termios.error)  # no pipe, thread or terminal is left
         with self.signals, contextlib.suppress(*nothing):
+            if self.screen.live:  # what was begun goes on, and is seen
+                self.line, self.person.draft = self.person.draft, ""
+                self.screen.typed(self.line)
             thread = threading.Thread(target=self.listen, args=(self.wake[0],), daemon=True)
             thread.start()
             self.thread = thread
             if self.screen.live:
-                self.take_signals()
+                self.signals.farewell = self.screen.lend = self.give_terminal
+                self.before = signal.signal(signal.SIGCONT, self.go_on)
                 self.take_terminal()
 
     def __exit__(self, *_: object) -> None:
         """The thread ends; what is unfinished becomes the draft."""
         with self.signals:
-            if self.thread is None:
-                return
-            os.write(self.wake[1], b"\0")
-            self.thread.join()
-            self.thread = None
-            self.give_terminal()
-            for number, taken in self.before.items():
-                signal.signal(number, taken or signal.SIG_DFL)
-            self.before.clear()
-            self.person.draft, self.line = self.person.draft + self.line, ""
-            self.screen.typed("")
+            if self.thread is not None:
+                os.write(self.wake[1], b"\0")
+                self.thread.join()
+                self.thread = None
+                self.give_terminal()
+                if self.before is not None:
+                    signal.signal(signal.SIGCONT, self.before)
+            if self.line:
+                self.person.draft, self.line = self.person.draft + self.line, ""
+                self.screen.typed("")
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -14146,21 +14279,16 @@ class Typist:
         if runs:
             self.__enter__()
 
-    def take_signals(self) -> None:
-        """Those at which the terminal changes hands."""
-        self.signals.farewell = self.give_terminal
-        for number in (signal.SIGTSTP, signal.SIGCONT):
-            self.before[number] = signal.getsignal(number)
-            if self.before[number] is not signal.SIG_IGN:
-                signal.signal(number, self.stopped)
-
     def take_terminal(self) -> None:
-        """Its keys come one by one and are not echoed; those that send signals go on to do so."""
+        """Its keys come one by one and are not echoed; those that send signals go on to do so.
+
+        Without NOFLSH these would take away what the terminal has not read of the last drawing.
+        """
         descriptor = self.person.stdin.fileno()
         raw = termios.tcgetattr(descriptor)
         self.modes = self.modes or [*raw]
         raw[0] &= ~termios.ICRNL
-        raw[3] &= ~(termios.ICANON | termios.ECHO)
+        raw[3] = raw[3] & ~(termios.ICANON | termios.ECHO) | termios.NOFLSH
         termios.tcsetattr(descriptor, termios.TCSANOW, raw)
         self.screen.write(self.screen.err, "\x1b[?2004h")
 
@@ -14174,16 +14302,11 @@ class Typist:
         if select.select([], [self.screen.err], [], 0)[1]:  # else nobody reads, and we would wait
             self.screen.write(self.screen.err, "\x1b[?2004l")
 
-    def stopped(self, number: int, frame: Any) -> None:
-        """Ctrl-Z: the shell gets the terminal as it was; ours again when we go on before it."""
-        if number == signal.SIGTSTP:
-            with self.screen.quiet():
-                self.give_terminal()
-                signal.signal(number, signal.SIG_DFL)
-                suspend()
-                signal.signal(number, self.stopped)
-        if self.thread is not None and not self.away():
-            self.take_terminal()
+    def go_on(self, number: int, frame: Any) -> None:
+        """After a stop its keys come one by one again, once the shell has given it back."""
+        with contextlib.suppress(termios.error):  # it is gone
+            if self.thread is not None and not self.away():
+                self.take_terminal()
 
     def away(self) -> bool:
         """Whether the terminal belongs to others: the shell has sent us into the background."""
@@ -14366,10 +14489,18 @@ class UiPerson(Person):
         self.session = self.make_session()
         self.feed(drain(self.stdin))
         shown = [("fg:ansicyan", prompt)]  # a blank without a colour would not be written
-        read = functools.partial(self.session.prompt, shown, default=text, handle_sigint=False)
+        end = functools.partial(self.end, KeyboardInterrupt())
+        read = functools.partial(
+            self.session.prompt,
+            shown,
+            default=text,
+            handle_sigint=False,
+            pre_run=lambda: self.signals.waiting and end(),  # it came before there was one
+        )
         wakeup, resized = signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGWINCH)
         try:
-            return stoppable(read, self.end) or ""
+            with self.signals.ending(end):
+                return stoppable(read, self.end) or ""
         except Suspended:
             text = self.session.default_buffer.text
         except KeyboardInterrupt:
@@ -14426,7 +14557,7 @@ def ours_no_more(stdin: Any) -> Iterator[None]:
             termios.tcsetattr(stdin.fileno(), termios.TCSADRAIN, modes)
 
 
-MOST_OFFERED = 1000  # files for a word
+MOST_OFFERED = 1000  # files for a word, models in a list
 LEAVE_SECONDS = 2.0  # between two Ctrl-C that leave
 COMMAND = Regex(r"/[^\s/.*]*(?!\S)")  # /usr/bin/x and /* are none
 NO_PROMPT = Regex(rf"(exit|quit)\Z|!|{COMMAND.pattern}")  # what is not for the model
@@ -14467,7 +14598,8 @@ class Repl:
         self.known: dict[tuple[str, str], str] = {}  # custom commands that a session has used
         self.queue: list[str] = []  # typed while a turn runs, and not yet taken
         self.typist = Typist(person, self.enqueue, agent.signals)
-        person.pause, agent.typed = self.typist.pause, self.typed
+        person.pause, person.signals = self.typist.pause, agent.signals
+        agent.typed = self.typed
 
     def run(self) -> int:
         """Read prompts until the person leaves; returns the exit code."""
@@ -14513,7 +14645,7 @@ class Repl:
 
     def enqueue(self, text: str) -> None:
         """A line was typed while a turn runs; called from the thread that reads."""
-        self.queue.append(text)
+        self.queue.append(self.person.remember(text))
         self.agent.emit("queued", text=text)
 
     def typed(self) -> str:
@@ -14549,7 +14681,7 @@ class Repl:
             elif text:
                 self.turn(self.agent.attach(text))
         except (AgentError, OSError) as error:
-            self.screen.line(f"agent: {error}")
+            self.screen.line(f"agent: {self.agent.mask(str(error))}")
 
     def cancelled(self, exit_code: int) -> None:
         """After a signal: Ctrl-C gives the prompt back, any other ends the program."""
@@ -14568,6 +14700,7 @@ class Repl:
         elif result.status not in ("done", "needs_permission"):
             self.give_back()
         self.screen.end_line()
+        self.screen.answer(result.text)
         self.screen.figures(self.agent)
 
     def shell(self, command: str) -> None:
@@ -14597,7 +14730,7 @@ class Repl:
         action = self.action(name)
         if isinstance(action, CustomCommand):
             self.prompt_of(name, action, argument)
-        elif argument and self.about(name)[0] == f"/{name}":
+        elif argument and self.about(name, action)[0] == f"/{name}":
             raise UsageError(f"/{name} takes no argument, and nothing was done")
         else:
             action(argument)
@@ -14632,7 +14765,7 @@ class Repl:
             "jobs": lambda: ["end"],
             "mode": lambda: MODES,
             "model": self.agent.client.known_models,
-            "provider": lambda: PROVIDERS,
+            "provider": self.agent.providers,
             "resume": self.other_sessions,
         }
         return list(choose.get(command, list)())
@@ -14723,9 +14856,8 @@ class Repl:
         finally:
             os.unlink(name)
 
-    def about(self, name: str) -> tuple[str, str]:
+    def about(self, name: str, action: Any) -> tuple[str, str]:
         """A command with its arguments, and what it does: from its function, or its file."""
-        action = self.action(name)
         if isinstance(action, CustomCommand):
             return f"/{name} [TEXT]", action.describe(self.agent)
         what, _, usage = str(action.__doc__).split("\n")[0].rpartition(": /")
@@ -14735,16 +14867,18 @@ class Repl:
         """list the commands, or say what one does: /help [NAME]"""
         if argument:
             name = argument.removeprefix("/")
-            custom, (usage, what) = self.action(name), self.about(name)
-            self.screen.line(f"{usage}  {what}")
+            custom = self.action(name)
+            self.screen.line("  ".join(self.about(name, custom)))
             if isinstance(custom, CustomCommand):
                 self.screen.line(f"its text is {custom.path}")
             return
         groups, names = {title: text.split() for title, text in COMMANDS.items()}, self.names()
         named = [name for group in groups.values() for name in group]
         groups["From commands/*.md"] = [name for name in names if name not in named]
+        custom = custom_commands(self.agent)
         for title, group in groups.items():
-            rows = [self.about(name) for name in group if name in names]
+            there = {name: getattr(self, f"do_{name}", custom.get(name)) for name in group}
+            rows = [self.about(name, there[name]) for name in group if there[name] is not None]
             self.show_rows(title, rows)
         self.show_rows("Beside commands", KEYS.items())
 
@@ -14763,8 +14897,11 @@ class Repl:
         if argument:
             self.agent.set_model(argument)
         self.screen.line(f"model: {client.mask(client.model)} at {client.endpoint}")
-        for name in [] if argument else client.models():
+        names = [] if argument else client.models()
+        for name in names[:MOST_OFFERED]:
             self.screen.line(f"  {client.mask(name)}")
+        if more := len(names[MOST_OFFERED:]):
+            self.screen.line(f"  and {more:,} more: type the beginning of one, and Tab")
         listed = client.known_models() if argument else []
         if listed and not lists_model(listed, argument):
             near = client.mask(", ".join(near_models(argument, listed)))
@@ -14775,7 +14912,7 @@ class Repl:
         if argument:
             self.agent.set_provider(argument)
         self.screen.line(f"model: {self.agent.client.model} at {self.agent.client.endpoint}")
-        for name, row in () if argument else PROVIDERS.items():
+        for name, row in () if argument else self.agent.providers().items():
             ready = is_local(row.base_url) or self.agent.key_for(row)
             state = row.model or "on this machine" if ready else f"needs {row.key_name}"
             self.screen.line(f"  {name:10}  {state}")
@@ -14966,7 +15103,7 @@ class Repl:
 
     def do_rename(self, argument: str) -> None:
         """give this session a title: /rename TITLE"""
-        title, session = first_line(clean(argument)), self.agent.session
+        title, session = first_line(self.agent.mask(clean(argument))), self.agent.session
         if not title:
             raise UsageError("it is /rename TITLE")
         session.header["title"] = title
@@ -15784,9 +15921,8 @@ def run_once(agent: Agent, prompt: str, screen: Screen, flags: argparse.Namespac
     with screen.turn(agent):
         result = agent.run(agent.attach(prompt, words))  # what is piped in names no files
     screen.end_line()
-    if flags.output_format == "text" and result.text and not screen.streams:
-        show = visible if sys.stdout.isatty() else clean
-        screen.write(sys.stdout, show(result.text) + "\n")
+    if flags.output_format == "text":
+        screen.answer(result.text)
     if not screen.failure:
         screen.figures(agent)
     for row in {encode([row["name"], row["arguments"]]): row for row in result.denied}.values():
