@@ -11349,10 +11349,14 @@ class Agent:
     # -- budgets
 
     def ended_budget(self) -> str:
-        """The unit of a budget that is used up; "" while all last, or when a person gives more."""
+        """The unit of a budget that is used up; "" while all last, or when a person gives more.
+
+        In a one-shot run the number that was given is the last word, as a script expects.
+        """
+        ask = None if self.one_shot else self.ask
         while unit := self.budgets.ended():
             text = f"{amount_text(self.budgets.used()[unit])} {unit} are used. Go on?"
-            if not is_yes(self.ask(Question("approve", text)) if self.ask else None):
+            if not is_yes(ask(Question("approve", text)) if ask else None):
                 break
             self.budgets.extend(unit)
         return unit

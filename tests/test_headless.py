@@ -1157,6 +1157,13 @@ def test_on_a_terminal_a_flag_for_scripts_means_that_nothing_is_asked(
     assert not (workspace / "AGENTS.md").exists()
 
 
+def test_in_a_one_shot_run_on_a_terminal_the_end_of_a_budget_is_no_question(terminal):
+    with FlakyServer([READ, "report"]) as server:
+        screen = terminal("--max-turns", "1", "go", server=server)
+        assert screen.wait() == 53
+    assert "report" in screen.text
+
+
 @pytest.mark.parametrize("flags", [["-p"], pytest.param(["-p", "--yes"], marks=LONG)], ids=str)
 def test_print_without_a_prompt_at_a_terminal_does_not_wait_for_one(terminal, flags):
     with FlakyServer(["never"]) as server:
