@@ -11028,12 +11028,20 @@ class Agent:
     def again(self) -> Result:
         """Ask the model again: an answer at the end is taken back, what calls did stays.
 
-        Raises UsageError where there is nothing to be answered.
+        It comes back where nothing comes instead of it. Raises UsageError where there is nothing
+        to be answered.
         """
         messages = self.transcript.messages
         if len(messages) < 2 or (len(messages) == 2 and is_answer(messages[1])):
             raise UsageError("there is nothing to ask again")
-        return self.take_prompt(None)
+        kept = [message for message in messages[-1:] if is_answer(message)]
+        left = len(messages) - len(kept)
+        result = self.take_prompt(None)
+        with self.signals:
+            if kept and len(self.transcript.messages) == left:
+                self.transcript.replace([*self.transcript.messages, *kept])
+                self.save()
+        return result
 
     def take_prompt(self, prompt: str | None) -> Result:
         """A run with its signals; None asks for another answer to what stands there."""
@@ -14507,9 +14515,9 @@ class UiPerson(Person):
                 return stoppable(read, self.end) or ""
         except Suspended:
             text = self.session.default_buffer.text
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:  # that of a key is none of ours
             self.unsent = self.session.default_buffer.text
-            raise
+            raise Stop(exit_code_of(stop)) from None
         finally:  # its loop has taken both
             signal.signal(signal.SIGWINCH, resized)
             signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -15599,7 +15607,7 @@ def attend(argv: Sequence[str], signals: Signals, known: argparse.Namespace) -> 
         open_streams()
         known.events = json_events(argv, signals)
         threading.excepthook = report_thread
-        sys.unraisablehook = report_unraisable
+        sys.unraisablehook = functools.partial(report_unraisable, signals)
         install_signals(signals)
         known.settings, flags = load(argv, os.environ)
         flags.events = known.events
@@ -15635,14 +15643,16 @@ def report_thread(arguments: threading.ExceptHookArgs) -> None:
     sys.stderr.write(f"agent: a tool failed: {arguments.exc_type.__name__}\n")
 
 
-def report_unraisable(told: Any) -> None:
+def report_unraisable(signals: Signals, told: Any) -> None:
     """A signal while Python frees an object would be lost: it comes once more."""
     stop = told.exc_value
     if not isinstance(stop, Stop):
         sys.__unraisablehook__(told)
     elif not isinstance(stop, TimeUp):  # the timer rings again by itself
-        number = stop.exit_code - 128
+        signals.hold()
+        number = strongest([stop.exit_code, *signals.waiting]) - 128
         threading.Timer(WAKE_SECONDS[0], os.kill, (os.getpid(), number)).start()
+        signals.release()
 
 
 def open_streams() -> None:
