@@ -574,7 +574,7 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of CONTRACT, as far as it is built."""
-    parser = Parser(prog="agent", allow_abbrev=False, description=str(__doc__).split("\n")[0])
+    parser = Parser(prog="agent", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("prompt", nargs="*", help="what to do; - reads stdin; nothing in a terminal: REPL")
     add("-m", "--model", metavar="ID", help="model id as the endpoint names it")
@@ -661,6 +661,8 @@ def wanted_format(argv: Sequence[str]) -> str:
 def refuse_mixed(flags: argparse.Namespace) -> None:
     """Flags that make no sense together. Raises UsageError."""
     shows = flags.demo or flags.sessions or flags.explain_permission is not None
+    if flags.keep and not flags.demo:
+        raise UsageError("--keep goes with --demo")
     if flags.fork and flags.resume is None:
         raise UsageError("--fork goes with --resume or --continue")
     if flags.no_session and flags.resume is not None:
@@ -3265,7 +3267,7 @@ class Client:
         if no_model or no_place or named:
             listed = self.known_models()
             if listed and not lists_model(listed, self.model):
-                near = ", ".join(near_models(self.model, listed))
+                near = " ".join(", ".join(near_models(self.model, listed)).split())
                 hint = self.mask(f"the nearest of its models: {near} (--model)")
             elif not listed and not hint and (no_model or no_place):
                 hint = "name another with --model" if no_model else root_hint(self.endpoint)
@@ -5466,6 +5468,11 @@ class Signals:
             self.since = time.monotonic()
         self.held += 1
 
+    def ignore(self) -> None:
+        """What Python, on its way out, would put the default in place of: the code is told."""
+        for number in (1, 2, 15):
+            signal.signal(number, signal.SIG_IGN)
+
     def borrow(self) -> list[int]:
         """Take Ctrl-C, for a run, where it is still what Python makes of it by itself."""
         plain = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -7289,7 +7296,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
         raise UsageError(f"tool {name!r}: a name has 1 to 64 letters, digits, _ or -")
     description, _, rest = (inspect.getdoc(function) or "").partition("\n\n")
     if not description:
-        raise UsageError(f"tool {name}: the docstring is missing")
+        stripped = " (-OO and PYTHONOPTIMIZE=2 take it away)" if sys.flags.optimize > 1 else ""
+        raise UsageError(f"tool {name}: the docstring is missing{stripped}")
     helps = parameter_helps(rest)
     try:
         signature = inspect.signature(function, eval_str=True)
@@ -11381,10 +11389,14 @@ class Agent:
     # -- budgets
 
     def ended_budget(self) -> str:
-        """The unit of a budget that is used up; "" while all last, or when a person gives more."""
+        """The unit of a budget that is used up; "" while all last, or when a person gives more.
+
+        In a one-shot run the number that was given is the last word, as a script expects.
+        """
+        ask = None if self.one_shot else self.ask
         while unit := self.budgets.ended():
             text = f"{amount_text(self.budgets.used()[unit])} {unit} are used. Go on?"
-            if not is_yes(self.ask(Question("approve", text)) if self.ask else None):
+            if not is_yes(ask(Question("approve", text)) if ask else None):
                 break
             self.budgets.extend(unit)
         return unit
@@ -11635,8 +11647,8 @@ class Agent:
         made = find_tool(call.name, self.tools)
         if made is None:
             near = difflib.get_close_matches(call.name.casefold(), self.tools, n=3, cutoff=0.4)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            known = ", ".join(self.tools)
+            hint = f"; did you mean {' or '.join(near)}?" if near else "."
+            known = ", ".join(self.tools) or "none"
             raise ToolError(f"there is no tool {call.name!r}{hint} Known: {known}")
         return made
 
@@ -15613,6 +15625,8 @@ def install_signals(signals: Signals) -> None:
     So a thread that learns of it in the same moment wakes the main one up. It also ends the process
     when that does not find its end.
     """
+    import atexit
+
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.signal(signal.SIGURG, lambda *_: None)  # it only wakes up
@@ -15621,6 +15635,7 @@ def install_signals(signals: Signals) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signals.give_up = True
     signals.install()
+    atexit.register(signals.ignore)  # behind all that could hang
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def wake() -> None:
@@ -15651,7 +15666,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = known.events.exit_code  # it came behind the result, which is out
         else:
             report_failure(known, "cancelled", code)
-    close_streams()
+    finally:
+        close_streams()  # also behind --help
     return code
 
 
@@ -15673,6 +15689,9 @@ def attend(argv: Sequence[str], signals: Signals, known: argparse.Namespace) -> 
     except Exception as error:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None  # in a class body, or in the middle of argparse
+        if isinstance(error, ModuleNotFoundError) and error.name == "requests":
+            report_failure(known, f"{sys.executable} has no requests: pip install requests", 1)
+            return 1
         mask = secrets_of(known.settings).mask
         where = save_crash(error, mask)
         report_failure(known, mask(f"internal error: {error!r}; {where}"), 1)
@@ -15859,11 +15878,19 @@ def init_event(agent: Agent | None, settings: Settings | None = None) -> dict[st
         "session_id": agent.session.id if agent and agent.session.path else "",
         "model": agent.client.model if agent else known.model,
         "base_url": agent.client.endpoint if agent else known.endpoint if settings else "",
-        "root": str(agent.workspace.root) if agent else os.path.abspath(known.workspace),
+        "root": str(agent.workspace.root) if agent else full_path(known.workspace),
         "mode": agent.mode if agent else known.mode,
         "sandbox": agent.workspace.sandbox_state if agent else "off: nothing was started",
         "version": __version__,
     }
+
+
+def full_path(path: str) -> str:
+    """A path from /, or as it is where the folder that we stand in was removed."""
+    try:
+        return os.path.abspath(path)
+    except OSError:
+        return path
 
 
 def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settings:
@@ -15989,13 +16016,15 @@ def run_once(agent: Agent, prompt: str, person: Person, flags: argparse.Namespac
         screen.figures(agent)
     for row in {encode([row["name"], row["arguments"]]): row for row in result.denied}.values():
         show_refusal(row, screen)
-    if result.exit_code in (1, 53, 75, 77) and result.session_id:
+    code = result.exit_code
+    if screen.failure and not code:
+        screen.line(f"agent: the answer could not be written: {screen.failure}")
+        code = 1
+    if code in (1, 53, 75, 77) and result.session_id:
         place = agent.settings.workspace
         where = "" if place == "." else f" --workspace {shlex.quote(place)}"
         screen.line(f"agent: to go on: agent{where} --resume {result.session_id}")
-    if screen.failure and not result.exit_code:
-        raise AgentError(f"the answer could not be written: {screen.failure}")
-    return result.exit_code
+    return code
 
 
 def show_refusal(row: Mapping[str, Any], screen: Screen) -> None:
@@ -16036,6 +16065,7 @@ def run_demo(settings: Settings, signals: Signals, screen: Screen, *, keep: bool
     import shutil
     import tempfile
 
+    sys.path.append(str(Path(__file__).resolve().parent))  # which -I and -P leave out
     try:
         from flaky_server import DEMO_FILES, FlakyServer, demo_script
     except ImportError as error:
