@@ -11624,10 +11624,14 @@ class Agent:
         added: dict[str, Any] = {outcome: tuple(dict.fromkeys([*rules, rule]))}
         self.settings = dataclasses.replace(settings, origins=origins, **added)
         lift_paths(self.workspace, self.policy().allow)
-        tool = rule.split(" ")[0]
-        if tool not in (*self.tools, "*"):
-            return f"there is no tool {tool!r}, so it does nothing (tools: {', '.join(self.tools)})"
-        return rule_warning(dataclasses.replace(settings, allow=(rule,) * (outcome == "allow")))
+        wide = rule_warning(dataclasses.replace(settings, allow=(rule,) * (outcome == "allow")))
+        return self.idle_rule(rule) or wide
+
+    def idle_rule(self, text: str) -> str:
+        """That a rule names a tool that is not there, perhaps mistyped; "" when it is."""
+        tool, there = parse_rule(text).tool, ", ".join(self.tools)
+        idle = tool not in (*self.tools, "*")
+        return f"the rule {text!r} does nothing: no tool {tool!r} (tools: {there})" if idle else ""
 
     def rules(self) -> Iterator[tuple[str, str, str]]:
         """The rules in force: outcome, text, and where each comes from."""
@@ -15451,7 +15455,9 @@ def build_agent(
     unwalled = agent.set_walls()
     agent.use_session(session)
     report("init", **init_event(agent))
-    for text in filter(None, (trouble, unwalled, rule_warning(settings))):
+    some = settings.tools or settings.exclude_tools  # then rules for the others are no mistake
+    idle = [] if some else [agent.idle_rule(rule) for _, rule, _ in agent.rules()]
+    for text in filter(None, (trouble, unwalled, rule_warning(settings), *idle)):
         report("notice", level="warning", text=text)
     return agent
 

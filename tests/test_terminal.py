@@ -1327,7 +1327,7 @@ def test_a_rule_that_is_none_is_refused(at_prompt, typed):
 def test_a_rule_for_a_tool_that_is_not_there_says_so(at_prompt):
     with FlakyServer([]) as server:
         say = at_prompt(server)
-        assert "there is no tool 'Bash'" in say("/deny Bash rm *")
+        assert "no tool 'Bash'" in say("/deny Bash rm *")
         assert say("/deny * secrets/**").count("\n") == 1
 
 
