@@ -845,7 +845,7 @@ LONG_TURN = call("bash", command="sleep 10.5", timeout=60)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("text, changes, ui, count", BELLS)
+@pytest.mark.parametrize("text, changes, ui, count", [BELLS[0], BELLS[-1]])
 def test_a_long_turn_rings_at_its_end(terminal, home, text, changes, ui, count):
     config(home, text)
     with FlakyServer([LONG_TURN, "PONG"]) as server:
@@ -855,7 +855,7 @@ def test_a_long_turn_rings_at_its_end(terminal, home, text, changes, ui, count):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("redirection, count", [("2> err.txt", 0), ("> out.txt", 1), ("", 1)])
+@pytest.mark.parametrize("redirection, count", [("2> err.txt", 0), ("> out.txt", 1)])
 def test_the_bell_is_for_a_terminal_at_stderr(shell, workspace, redirection, count):
     with FlakyServer([LONG_TURN, "PONG"]) as server:
         screen = shell(f"--yes --sandbox off go {redirection}", server, {})
@@ -1003,7 +1003,7 @@ def pane(scratch: Path, workspace: Path, environment: Callable, tmp_path: Path) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", list(LONG))
+@pytest.mark.parametrize("kind", ["paragraphs", "code", "loose list", "table", "one word"])
 def test_in_tmux_each_line_of_a_long_answer_stands_once(pane, kind):
     with FlakyServer([LONG[kind]]) as server:
         text = pane("go", server=server).wait()
