@@ -231,6 +231,7 @@ QUICK_CASES = {
     "test_a_wrong_list_of_names_is_named": 1,
     "test_a_command_may_hold_letters_that_the_locale_does_not_know": 0,
     # test_compaction.py
+    "test_each_request_of_a_long_task_begins_with_the_one_before": 1,
     "test_a_giant_reply_is_clipped_and_the_turn_goes_on": 2,
     # test_edits.py
     "test_an_edit_changes_exactly_its_place": 12,
@@ -282,11 +283,18 @@ QUICK_CASES = {
     "test_every_fault_works_with_and_without_text_and_calls": 40,
     "test_a_bad_script_file_is_one_line_and_2": 1,
     # test_headless.py
-    "test_a_signal_is_the_strongest_code_and_the_lines_end_with_the_result": 12,
+    "test_a_folder_that_was_removed_under_the_agent_is_a_2_in_json_too": 1,
+    "test_a_python_that_lacks_something_is_one_line_that_names_it": 1,
+    "test_a_reader_that_left_costs_neither_the_session_nor_a_traceback": 1,
+    "test_without_an_open_stream_the_work_is_done_and_the_session_is_saved": 1,
+    "test_progress_is_on_stderr_in_every_format": 1,
+    "test_a_signal_is_the_strongest_code_and_the_lines_end_with_the_result": 9,
     # test_hooks.py
     "test_any_other_failure_warns_once_and_the_call_runs": 2,
     # test_kill.py
     "test_a_task_that_is_killed_five_times_is_finished_without_a_lie": 0,
+    # test_loops.py
+    "test_a_reply_without_end_is_cut_whatever_it_says": 1,
     # test_permissions.py
     "test_a_path_that_is_denied_to_all_tools_is_denied_to_commands": 15,
     "test_what_a_run_reports_as_permitting_really_permits": 2,
@@ -351,7 +359,7 @@ QUICK_CASES = {
     "test_without_rg_all_regexes_find_what_the_reference_finds": 0,
     "test_with_rg_all_regexes_find_what_the_reference_finds": 0,
     "test_with_and_without_rg_the_results_are_equal_to_the_letter": 0,
-    "test_with_an_rg_that_fails_the_results_are_the_same": 1,
+    "test_with_an_rg_that_fails_the_results_are_the_same": 0,
     "test_what_the_user_set_for_rg_does_not_change_a_search": 0,
     "test_a_regex_and_a_name_that_look_like_options_are_none": 1,
     "test_a_search_lets_git_fetch_nothing_that_is_missing": 1,

@@ -777,7 +777,6 @@ def waiting(descriptor: int) -> int:
     [
         pytest.param(["-"], "early late", id="a dash"),
         pytest.param([], "early late", id="no prompt", marks=LONG),
-        pytest.param(["explain"], "explain\n\nearly late", id="a prompt"),
     ],
 )
 def test_what_comes_in_pieces_is_read_to_its_end(start_agent, pipe, words, prompt):

@@ -687,6 +687,7 @@ def test_one_shot_writes_no_escape_byte_where_none_is_wanted(
     assert ("PONG" in output, "\x1b" in output) == (True, False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes, redirection", HIDES)
 def test_a_dialogue_writes_no_escape_byte_where_none_is_wanted(
     shell, workspace, changes, redirection
@@ -820,7 +821,7 @@ def config(home: Path, text: str) -> None:
 
 BELLS = [
     pytest.param("", {}, True, 1, id="ui"),
-    pytest.param("bell = false\n", {}, True, 0, id="off"),
+    pytest.param("bell = false\n", {}, True, 0, id="off", marks=pytest.mark.long),
     pytest.param("bell = true\n", {}, False, 1, id="plain", marks=pytest.mark.long),
     pytest.param("", {"NO_COLOR": "1"}, True, 1, id="NO_COLOR", marks=pytest.mark.long),
     pytest.param("bell = false\n", {}, False, 0, id="plain, off", marks=pytest.mark.long),
