@@ -12939,6 +12939,10 @@ class Screen:
             self.line(line)
         self.last_call, self.output, self.shown, self.follows = "", "", [], None
 
+    def on_usage(self, **_: Any) -> None:
+        """A reply was counted: the next one begins a line."""
+        self.end_line()
+
     def on_queued(self, text: str) -> None:
         """A line was typed while the turn runs."""
         self.line(queued_line(text))
@@ -13643,9 +13647,10 @@ class UiScreen(Screen):
         if agent.usage:
             self.add_lines(agent.figures(agent.usage), "dim")
 
-    def on_usage(self, completion_tokens: int, **_: Any) -> None:
-        """A reply was counted."""
+    def on_usage(self, *, completion_tokens: int = 0, **_: Any) -> None:
+        """A reply was counted: the next one begins a line."""
         self.told, self.reply = self.told + completion_tokens, 0
+        self.end_line()
 
     def on_tool_use(self, id: str, name: str, arguments: dict[str, Any]) -> None:
         """A call begins; its line is printed when it ends."""
