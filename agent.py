@@ -14111,10 +14111,14 @@ class Person:
         self.read_history()
         if locale.nl_langinfo(locale.CODESET) != "UTF-8":  # readline would lose or refuse letters
             return
+        term = self.environ.get("TERM", "")
+        os.putenv("TERM", term if self.marks else "dumb")  # read once: else it moves with codes
         try:
             import readline
         except ImportError:
             return
+        finally:
+            os.putenv("TERM", term)
         self.editor = readline
         for entry in self.entries:
             readline.add_history(entry)

@@ -1795,7 +1795,7 @@ def test_without_codes_the_line_editor_writes_none_either(terminal, workspace, c
     (workspace / "alto.txt").touch()
     with FlakyServer(["PONG"]) as server:
         screen = terminal(server=server, env=change, ui=True)
-        ask(screen, "see @a\t\tp\t")
+        ask(screen, "wrong\x01\x0b你\x7fsee @a\t\tp\t")  # also where it moves in the line
         screen.expect("PONG")
         leave(screen)
     assert "\x1b" not in screen.output
