@@ -12776,8 +12776,8 @@ def outcome_lines(status: str, content: str, live: Sequence[str] = ()) -> list[s
     lines = said_lines(content)
     seen = len(live) if lines[: len(live)] == list(live) else 0
     shown = [line[:SHOWN_CHARS] for line in lines[seen:][-SHOWN_LINES:]]
-    if len(lines) - seen > SHOWN_LINES:
-        shown.insert(0, f"[{len(lines)} lines]")
+    if (left := len(lines) - seen - SHOWN_LINES) > 0:
+        shown.insert(0, f"[{left} more lines, /show]")
     mark = {"ok": " ", "error": "!", "denied": "x", "cancelled": "x"}[status]
     return [f"  {mark} {line}" for line in shown]
 
@@ -14070,6 +14070,8 @@ class Person:
                 head, newline, rest = (more, "\n", "") if ends else more.rpartition("\n")
                 if newline:
                     lines.append(head)
+                    if head and self.hides:
+                        self.screen.write(self.screen.err, visible(head) + "\n")
                 if not rest and goes_on(lines[-1]) and not ends:
                     lines[-1] = lines[-1][:-1]
                 elif not rest:
@@ -14080,6 +14082,11 @@ class Person:
         except (EOFError, OSError):  # OSError: the terminal is gone
             self.remember("\n".join(lines))
         return None
+
+    @property
+    def hides(self) -> bool:
+        """Whether the terminal does not show by itself what comes before it is read."""
+        return self.editor is not None
 
     def waiting(self) -> str:
         """What came right behind a line: the rest of a paste."""
@@ -14523,6 +14530,11 @@ class UiPerson(Person):
             Vt100Parser(keys.append).feed(early)
             store_typeahead(self.session.input, keys)
             self.screen.write(self.screen.err, "\r\x1b[K")
+
+    @property
+    def hides(self) -> bool:
+        """Whether the terminal does not show by itself what comes before it is read."""
+        return self.session is not None or super().hides
 
     def waiting(self) -> str:
         """What came right behind a prompt, read already or not."""

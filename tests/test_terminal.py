@@ -1034,6 +1034,7 @@ def test_show_prints_the_whole_of_a_call(terminal, ui):
         ask(screen, "/show 3")
         screen.expect("there are 2 calls")
         leave(screen)
+    assert ui or screen.text.count("[27 more lines, /show]\r\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -1718,6 +1719,8 @@ def test_lines_that_are_pasted_or_made_are_one_prompt(terminal, workspace, ui, k
         leave(screen)
     assert [prompts(request) for request in server.requests] == [["one\ntwo\nthree"]]
     assert history(workspace).read_text() == "one\u2028two\u2028three\nexit\n"
+    shown = screen.text[: screen.text.index("PONG")]
+    assert [word for word in ("one", "two", "three") if word not in shown] == []
 
 
 @BOTH
