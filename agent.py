@@ -13366,8 +13366,8 @@ class UiScreen(Screen):
         self.raw = False  # the open block is too large for the region: printed as it comes
         self.after = ""  # what was printed last: text, call, line
         self.calls: dict[str, LiveCall] = {}
-        self.thought, self.typing, self.status, self.waiting = "", "", "", ""
-        self.began = self.drawn = 0.0
+        self.thought, self.typing, self.status = "", "", ""
+        self.began = self.drawn = self.again = 0.0  # again: when a request is tried again
         self.busy = False
         self.told = self.reply = 0  # tokens that were counted, and characters that were not
         self.hushed = False  # the terminal was given away
@@ -13418,7 +13418,7 @@ class UiScreen(Screen):
                 ticker.join()
             self.busy, self.agent = False, None
             self.calls.clear()
-            self.thought, self.typing, self.waiting = "", "", ""
+            self.thought, self.typing, self.again = "", "", 0.0
             self.end_line()
             self.take_stop(before)
 
@@ -13475,11 +13475,11 @@ class UiScreen(Screen):
         if not self.busy:
             super().countdown(seconds)
             return
-        self.waiting = f"waiting {seconds:.0f} s, in all"
+        self.again = self.clock() + seconds
         try:
             time.sleep(seconds)
         finally:
-            self.waiting = ""
+            self.again = 0.0
 
     # -- drawing
 
@@ -13528,7 +13528,9 @@ class UiScreen(Screen):
         """That something goes on, since when, and how much has come."""
         seconds = self.clock() - self.began
         frame = FRAMES[int(seconds / TICK_SECONDS) % len(FRAMES)]
-        what = self.waiting or ("working" if self.calls else "thinking")
+        what = "working" if self.calls else "thinking"
+        if self.again:
+            what = f"waiting, {max(0.0, self.again - self.clock()):.0f} s left"
         if self.blocks.kind or self.blocks.rest:
             what = "writing"
         count = self.told + self.reply // 4
