@@ -27,7 +27,8 @@ Vocabulary: a *turn* is a user message up to the reply that calls no tool; a *st
 reply and the results of its calls; a *call* is a tool request of the model and a *result* its
 answer; to *seal* is to answer a call before it runs; an *event* is what `emit(kind, **data)` says.
 
-Left out on purpose: async, plugins, a project config, a theme engine, a database, telemetry.
+Left out on purpose: async, plugins, a project config, themes, a database, telemetry, a full-screen
+interface, model-judged safety, a native Windows build. Section 9, extras (MCP, ...), is to come.
 """
 
 from __future__ import annotations
@@ -341,6 +342,8 @@ class Settings:
         if self.provider and self.provider not in PROVIDERS:
             known = ", ".join(PROVIDERS)
             raise UsageError(f"provider {self.provider!r} is not one of: {known}")
+        if "@" in self.base_url.partition("//")[2].partition("/")[0]:
+            raise UsageError("the base URL holds a name or a password, and neither would be sent")
         if self.base_url and not is_web_address(self.base_url):
             raise UsageError(f"base URL {self.base_url!r} does not start with http:// or https://")
         if not re.fullmatch(r"[!-~]*", str(self.api_key or "")):
@@ -572,13 +575,13 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of CONTRACT, as far as it is built."""
-    parser = Parser(prog="agent", allow_abbrev=False, description=str(__doc__).split("\n")[0])
+    parser = Parser(prog="agent", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("prompt", nargs="*", help="what to do; - reads stdin; nothing in a terminal: REPL")
+    add("prompt", nargs="*", help="what to do; -: read it from stdin; none: interactive")
     add("-m", "--model", metavar="ID", help="model id as the endpoint names it")
     add("--provider", metavar="NAME", help=f"one of: {', '.join(PROVIDERS)}")
     add("--base-url", metavar="URL", help="any OpenAI-compatible root")
-    add("-r", "--resume", metavar="ID", help="go on with a session: the newest, or by its id")
+    add("-r", "--resume", metavar="[ID]", help="go on with a session: the newest, or by its id")
     add("-c", "--continue", dest="go_on", action="store_true", help="--resume without an id")
     add("--fork", action="store_true", help="with --resume or --continue: go on in a copy")
     add("--no-session", action="store_true", help="keep nothing on disk")
@@ -587,26 +590,26 @@ def build_parser() -> argparse.ArgumentParser:
     add("--mode", choices=MODES, help="what runs without asking (default: ask)")
     add("--allow", metavar="RULE", action="append", help="permit, e.g. 'bash pytest *'")
     add("--deny", metavar="RULE", action="append", help="forbid, e.g. 'write_file docs/**'")
-    add("--sandbox", choices=SANDBOX, help="walls around commands; auto: in mode auto")
+    add("--sandbox", choices=SANDBOX, help="OS sandbox for commands; auto: on in mode auto")
     add("--explain-permission", metavar="CMD", help="how a command would be judged; runs nothing")
     add("--network", action="store_true", help="fetch_url, web_search and commands may use it")
     add("--tools", type=split_names, metavar="A,B", help="only these tools")
     add("--exclude-tools", type=split_names, metavar="A,B", help="not these tools")
     add("-w", "-C", "--workspace", metavar="DIR", help="the workspace root (default: here)")
     add("-p", "--print", action="store_true", help="one-shot; stdout: only the final answer")
-    add("--output-format", choices=FORMATS, default="text", help="of a one-shot run's stdout")
+    add("--output-format", choices=FORMATS, default="text", help="what a one-shot run prints")
     add("--json", dest="output_format", action="store_const", const=FORMATS[2], help="stream-json")
-    add("--max-turns", "--max-steps", type=int, metavar="N", help="model steps (default: 100)")
+    add("--max-turns", "--max-steps", type=int, metavar="N", help="model steps (100; 0: no limit)")
     number, amount = positive(int), positive(float)
     add("--max-tokens-total", type=number, metavar="N", help="tokens, as long as the agent runs")
     add("--max-budget-usd", type=amount, metavar="X", help="money, as long as the agent runs")
     add("--timeout", type=amount, metavar="SECONDS", help="time for one prompt")
     add("--check", type=not_blank, metavar="CMD", help="must pass before a turn counts as done")
-    add("--context", type=int, metavar="TOKENS", help="the context window")
+    add("--context", type=int, metavar="TOKENS", help="window, if the endpoint tells none")
     add("--append-system-prompt", metavar="TEXT", help="added to the system prompt")
     add("--bare", action="store_true", help="no AGENTS.md, user config, hooks, extras")
     add("--demo", action="store_true", help="a scripted model fixes a real bug; needs no key")
-    add("--keep", action="store_true", help="with --demo: keep the scratch folder")
+    add("--keep", action="store_true", help="with --demo: keep its folder")
     add("--version", action="version", version=f"agent {__version__}")
     return parser
 
@@ -659,6 +662,8 @@ def wanted_format(argv: Sequence[str]) -> str:
 def refuse_mixed(flags: argparse.Namespace) -> None:
     """Flags that make no sense together. Raises UsageError."""
     shows = flags.demo or flags.sessions or flags.explain_permission is not None
+    if flags.keep and not flags.demo:
+        raise UsageError("--keep goes with --demo")
     if flags.fork and flags.resume is None:
         raise UsageError("--fork goes with --resume or --continue")
     if flags.no_session and flags.resume is not None:
@@ -3263,7 +3268,7 @@ class Client:
         if no_model or no_place or named:
             listed = self.known_models()
             if listed and not lists_model(listed, self.model):
-                near = ", ".join(near_models(self.model, listed))
+                near = " ".join(", ".join(near_models(self.model, listed)).split())
                 hint = self.mask(f"the nearest of its models: {near} (--model)")
             elif not listed and not hint and (no_model or no_place):
                 hint = "name another with --model" if no_model else root_hint(self.endpoint)
@@ -3496,7 +3501,7 @@ class Client:
             if isinstance(failure, ProviderError):
                 raise failure from error
             reason = self.mask(str(failure))
-            raise TryLater(f"its models can not be listed: {reason}") from error
+            raise TryLater(f"the models of {self.endpoint} can not be listed: {reason}") from error
         if answer.status_code == 200 and answer.content.lstrip().startswith(b"<"):
             raise ProviderError(web_page_text(self.endpoint))
         value = json_or_none(answer.content) if answer.status_code == 200 else None
@@ -3726,15 +3731,19 @@ def network_error(
 ) -> ProviderError | Transient:
     """What a connection that failed means: worth another try, or for the user to mend."""
     import requests
+    import urllib3
 
-    text, invalid = str(error), (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)
+    wrong = requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema
+    text, invalid = str(error), (*wrong, urllib3.exceptions.LocationParseError)
     if isinstance(error, requests.exceptions.ProxyError) and "407" in text:
         return ProviderError(f"{proxy_of(endpoint)} {PROXY_LOGIN}", 407)
     if isinstance(error, requests.exceptions.SSLError) and "EOF" not in text:
-        found = re.search(r"\[SSL[^]]*\] ?([^'\"]*?)( \(_ssl|['\"]|$)", text)
+        found = re.search(r"\[(?:SSL|X509)[^]]*\] ?(.*?)\.? \(_ssl", text)
         hint = "REQUESTS_CA_BUNDLE names a file with more authorities"
         if "WRONG_VERSION" in text or "record layer" in text:
             hint = f"perhaps it is http://, not https:// ({hint})"
+        if "not valid for" in text:
+            hint = "check the host in the base URL, and the proxy if there is one"
         reason = found[1] if found else text
         return ProviderError(f"no secure connection to {endpoint}: {reason}; {hint}")
     if isinstance(error, invalid) or "CA certificate bundle" in text:
@@ -5459,6 +5468,11 @@ class Signals:
         if not self.held:
             self.since = time.monotonic()
         self.held += 1
+
+    def ignore(self) -> None:
+        """What Python, on its way out, would put the default in place of: the code is told."""
+        for number in (1, 2, 15):
+            signal.signal(number, signal.SIG_IGN)
 
     def borrow(self) -> list[int]:
         """Take Ctrl-C, for a run, where it is still what Python makes of it by itself."""
@@ -7283,7 +7297,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
         raise UsageError(f"tool {name!r}: a name has 1 to 64 letters, digits, _ or -")
     description, _, rest = (inspect.getdoc(function) or "").partition("\n\n")
     if not description:
-        raise UsageError(f"tool {name}: the docstring is missing")
+        stripped = " (-OO and PYTHONOPTIMIZE=2 take it away)" if sys.flags.optimize > 1 else ""
+        raise UsageError(f"tool {name}: the docstring is missing{stripped}")
     helps = parameter_helps(rest)
     try:
         signature = inspect.signature(function, eval_str=True)
@@ -10618,6 +10633,7 @@ class Repeats(Streak):
 
 
 AUDIT_CHARS = 2000  # of one argument
+MOST_ATTACHED = 50  # files
 ATTACHED_CHARS = 3 * RESULT_CHARS  # of all files that one prompt names, or a quarter of the window
 MOST_THREADS = 8  # calls that run at once
 
@@ -10645,6 +10661,16 @@ class Running:
     plan: Change | None = None
     value: str | Change | None = None  # what it gave
     error: ToolError | None = None
+
+    def tell(self, status: str, text: str) -> None:
+        """It ended: with this result."""
+        ms = round((time.monotonic() - self.began) * 1000)
+        self.told = {"status": status, "content": clean(text), "ms": ms}
+
+    def judged(self) -> dict[str, str]:
+        """What was decided, and by which rule or for what reason."""
+        rule = self.decision.rule or self.decision.reason
+        return {"decision": self.decision.outcome, "rule": rule}
 
 
 class Budgets:
@@ -10971,14 +10997,22 @@ class Agent:
         not read, or is too much, is named in a notice.
         """
         shown, room = dict[str, str](), min(ATTACHED_CHARS, self.client.window or DEFAULT_CONTEXT)
-        for path in paths_in(prompt if words is None else words, self.workspace.has):
+        paths, late = paths_in(prompt if words is None else words, self.workspace.has), list[str]()
+        for path in paths[:MOST_ATTACHED]:
             try:
                 name, text = self.look_at(path)
-                if sum(map(len, shown.values())) + len(text) > room:
-                    raise ToolError("it is too much at once; the model can read it by itself")
-                shown.setdefault(name, text)
             except ToolError as error:
                 self.emit("notice", level="warning", text=f"@{path} is not attached: {error}")
+                continue
+            if sum(map(len, [*shown.values(), text])) > room and name not in shown:
+                late.append(path)
+            else:
+                shown[name] = text
+        late += paths[MOST_ATTACHED:]
+        if late:
+            more = f" and {len(late) - 1} more" if late[1:] else ""
+            why = "too much at once; the model can read it by itself"
+            self.emit("notice", level="warning", text=f"@{late[0]}{more} is not attached: {why}")
         if not shown:
             return prompt
         self.emit("notice", level="info", text=f"attached: {', '.join(shown)}")
@@ -10992,14 +11026,21 @@ class Agent:
         is_folder = self.workspace.safe_path(path).is_dir()
         call = Call("attach", "list_files" if is_folder else "read_file", {"path": path})
         one = Running(call, time.monotonic())
-        self.admit(one)
-        self.ask_hooks(one)
-        self.approve(one)
-        self.perform(one)
+        try:
+            self.admit(one)
+            self.ask_hooks(one)
+            self.approve(one)
+            self.perform(one)
+        except ToolError as refusal:
+            one.error = refusal
+        text, count = reveal(self.mask(clean(str(one.error or one.value))))
+        status = "ok" if one.error is None else "error"
+        one.tell("denied" if isinstance(one.error, Denied) else status, text)
+        self.audit(one)
+        self.tell_result(one)
         if one.error is not None:
             raise one.error
         name = self.workspace.relative(self.workspace.safe_path(path)) + "/" * is_folder
-        text, count = reveal(self.mask(clean(str(one.value))))
         self.warn_invisible(name, count)
         return name, clip(text) + invisible_note(count) + self.notes_for(one)
 
@@ -11020,12 +11061,20 @@ class Agent:
     def again(self) -> Result:
         """Ask the model again: an answer at the end is taken back, what calls did stays.
 
-        Raises UsageError where there is nothing to be answered.
+        It comes back where nothing comes instead of it. Raises UsageError where there is nothing
+        to be answered.
         """
         messages = self.transcript.messages
         if len(messages) < 2 or (len(messages) == 2 and is_answer(messages[1])):
             raise UsageError("there is nothing to ask again")
-        return self.take_prompt(None)
+        kept = [message for message in messages[-1:] if is_answer(message)]
+        left = len(messages) - len(kept)
+        result = self.take_prompt(None)
+        with self.signals:
+            if kept and len(self.transcript.messages) == left:
+                self.transcript.replace([*self.transcript.messages, *kept])
+                self.save()
+        return result
 
     def take_prompt(self, prompt: str | None) -> Result:
         """A run with its signals; None asks for another answer to what stands there."""
@@ -11341,10 +11390,14 @@ class Agent:
     # -- budgets
 
     def ended_budget(self) -> str:
-        """The unit of a budget that is used up; "" while all last, or when a person gives more."""
+        """The unit of a budget that is used up; "" while all last, or when a person gives more.
+
+        In a one-shot run the number that was given is the last word, as a script expects.
+        """
+        ask = None if self.one_shot else self.ask
         while unit := self.budgets.ended():
             text = f"{amount_text(self.budgets.used()[unit])} {unit} are used. Go on?"
-            if not is_yes(self.ask(Question("approve", text)) if self.ask else None):
+            if not is_yes(ask(Question("approve", text)) if ask else None):
                 break
             self.budgets.extend(unit)
         return unit
@@ -11595,8 +11648,8 @@ class Agent:
         made = find_tool(call.name, self.tools)
         if made is None:
             near = difflib.get_close_matches(call.name.casefold(), self.tools, n=3, cutoff=0.4)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            known = ", ".join(self.tools)
+            hint = f"; did you mean {' or '.join(near)}?" if near else "."
+            known = ", ".join(self.tools) or "none"
             raise ToolError(f"there is no tool {call.name!r}{hint} Known: {known}")
         return made
 
@@ -11623,10 +11676,14 @@ class Agent:
         added: dict[str, Any] = {outcome: tuple(dict.fromkeys([*rules, rule]))}
         self.settings = dataclasses.replace(settings, origins=origins, **added)
         lift_paths(self.workspace, self.policy().allow)
-        tool = rule.split(" ")[0]
-        if tool not in (*self.tools, "*"):
-            return f"there is no tool {tool!r}, so it does nothing (tools: {', '.join(self.tools)})"
-        return rule_warning(dataclasses.replace(settings, allow=(rule,) * (outcome == "allow")))
+        wide = rule_warning(dataclasses.replace(settings, allow=(rule,) * (outcome == "allow")))
+        return self.idle_rule(rule) or wide
+
+    def idle_rule(self, text: str) -> str:
+        """That a rule names a tool that is not there, perhaps mistyped; "" when it is."""
+        tool, there = parse_rule(text).tool, ", ".join(self.tools)
+        idle = tool not in (*self.tools, "*")
+        return f"the rule {text!r} does nothing: no tool {tool!r} (tools: {there})" if idle else ""
 
     def rules(self) -> Iterator[tuple[str, str, str]]:
         """The rules in force: outcome, text, and where each comes from."""
@@ -11819,7 +11876,7 @@ class Agent:
 
     def answer(self, one: Running, status: str, text: str) -> None:
         """Fill in a result, save, report; an equal call with an equal result is counted."""
-        call, decision = one.call, one.decision
+        call = one.call
         text, count = reveal(self.mask(text))
         text = clip(text) + invisible_note(count)
         self.warn_invisible(f"the result of {call.name}", count)
@@ -11829,11 +11886,9 @@ class Agent:
             text = clip(text, RESULT_CHARS - len(notes)) + loop + notes if notes else text + loop
             self.transcript.answer(call.id, text)
             self.save()
-            ms = round((time.monotonic() - one.began) * 1000)
-            one.told = {"status": status, "content": clean(text), "ms": ms}
-            judged = {"decision": decision.outcome, "rule": decision.rule or decision.reason}
-            self.audit(one, judged)
-            self.emit("tool_result", id=call.id, name=call.name, **one.told, **judged)
+            one.tell(status, text)
+            self.audit(one)
+            self.emit("tool_result", id=call.id, name=call.name, **one.told, **one.judged())
 
     def watch_loops(self) -> None:
         """Nothing was repeated yet: in a row, with other calls between, or in vain."""
@@ -11855,7 +11910,7 @@ class Agent:
             self.failures.last, self.failures.count = (), 0
         return note
 
-    def audit(self, one: Running, judged: Mapping[str, str]) -> None:
+    def audit(self, one: Running) -> None:
         """One line about a call in `.agent/audit.jsonl`, for whoever asks later who allowed it."""
         folder = self.session.folder
         if folder is None:
@@ -11865,7 +11920,7 @@ class Agent:
             "session": self.session.id,
             "tool": one.call.name,
             "arguments": {key: self.brief(value) for key, value in one.call.arguments.items()},
-            **judged,
+            **one.judged(),
             "by": one.by,
             "outcome": one.told["status"],
             "ms": one.told["ms"],
@@ -12148,7 +12203,10 @@ def is_answer(message: Message) -> bool:
     return message["role"] == "assistant" and not calls_of(message)
 
 
-AT_WORD = r"(?:^|(?<=[\s(\[{<\"']))"  # where a word with an @ begins
+AT_WORD = r"(?:^|(?<=[\s(\[{<\"'（「，。、：]))"  # where a word with an @ begins
+# What is not of its path: punctuation, and lines as `:7`, `:7-9`, `#L7` and `#L7-L9`.
+AT_END = Regex(r"(?:[.,:;!?)\]}>'，。、：；！？）」]|(?::|#L)\d+(?:-L?\d+)?)\Z")
+PATH_CHARS = 4096  # a longer one names nothing
 
 
 def paths_in(text: str, exists: Callable[[str], bool]) -> list[str]:
@@ -12159,9 +12217,12 @@ def paths_in(text: str, exists: Callable[[str], bool]) -> list[str]:
     """
     found = []
     text = re.sub(r"(?s)```.*?(?:```|$)|`[^`\n]*`", " ", text)
-    for quoted, word in re.findall(AT_WORD + r'@(?:"([^"\n]+)"|([^\s"]+))', text):
+    words = re.findall(AT_WORD + r'@(?:"([^"\n]+)"|([^\s"]+))', text)
+    for quoted, word in dict.fromkeys(words):
+        word = word if len(word) < PATH_CHARS else ""
         while word and not exists(word):
-            word = word[:-1] if word[-1] in ".,:;!?)]}>'" else ""
+            shorter = AT_END.sub("", word)
+            word = shorter if shorter != word else ""
         found += [path for path in (quoted, word) if path and exists(path)]
     return list(dict.fromkeys(found))
 
@@ -12210,7 +12271,7 @@ def money_text(total: Mapping[str, Any]) -> str:
     about = "~" if amount_of(total, "estimated") else ""
     cost, unpriced = amount_of(total, "cost_usd"), amount_of(total, "unpriced")
     if "cost_usd" not in total:
-        return "unpriced"
+        return "unpriced" if amount_of(total, "prompt_tokens") else "$0"
     digits = 7 if 0 < cost < 0.001 else 4
     return f"{about}${cost:,.{digits}f}" + (f" and {unpriced} unpriced" if unpriced else "")
 
@@ -12825,6 +12886,8 @@ class Screen:
 
     lend: Callable[[], object] = int  # gives the terminal back before a stop
     live = False  # whether a region at the end is redrawn, with what is being typed
+    inside = 0  # how many `with whole()` are open: what is shown is half changed
+    stop_later = False  # Ctrl-Z came meanwhile
 
     def emit(self, kind: str, **data: Any) -> None:
         """Show one event; kinds without a method are not shown."""
@@ -12884,12 +12947,6 @@ class Screen:
         """One whole line beside the model's text."""
         self.end_line()
         self.write(self.err, visible(text) + "\n")
-
-    def answer(self, text: str) -> None:
-        """The whole answer, where it was not shown as it came."""
-        if text and not self.streams:
-            show = visible if self.out.isatty() else clean
-            self.write(self.out, show(text) + "\n")
 
     def end_line(self) -> None:
         """Finish the line of streamed text."""
@@ -12953,6 +13010,13 @@ class Screen:
         """A request is tried again."""
         again = "; the reply starts again" if restarts_reply else ""
         self.line(f"retry {attempt} of {of} in {delay:.1f} s: {reason}{again}")
+
+    def answer(self, text: str) -> None:
+        """The answer of a turn, where it was not shown as it came."""
+        self.end_line()
+        if text and not self.streams:
+            show = visible if self.out.isatty() else clean
+            self.write(self.out, show(text) + "\n")
 
     def figures(self, agent: Agent) -> None:
         """What a turn used, behind it."""
@@ -13302,6 +13366,7 @@ def rise(rows: int) -> str:
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TICK_SECONDS = 0.125
 DRAW_SECONDS = 0.05  # between two drawings because of text
+SETTLE_SECONDS, SETTLE_TIMES = 0.3, 10  # tmux tells a size up to 0.25 s late
 LOAD_TICKS = 3  # after which rich is imported: the first request is on its way then
 TAIL_LINES, TAIL_CHARS = 5, 4000  # of a running command's output
 MARKS = {
@@ -13371,14 +13436,20 @@ class UiScreen(Screen):
         self.busy = False
         self.told = self.reply = 0  # tokens that were counted, and characters that were not
         self.hushed = False  # the terminal was given away
-        self.drawing = self.stop_later = False
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
         """One change of what is shown, between two signals; one thread at a time."""
         main = threading.current_thread() is threading.main_thread()
         with self.signals if main else contextlib.nullcontext(), self.lock:
-            yield
+            self.inside += 1
+            try:
+                yield
+            finally:
+                self.inside -= 1
+        if self.stop_later and not self.inside:
+            self.stop_later = False
+            signal.raise_signal(signal.SIGTSTP)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Show one event; none is half shown."""
@@ -13432,7 +13503,7 @@ class UiScreen(Screen):
 
     def stopped(self, number: int, frame: Any) -> None:
         """Ctrl-Z: the region goes before the shell comes; after `fg` it is drawn anew."""
-        if self.drawing:
+        if self.inside:
             self.stop_later = True
             return
         with self.quiet():
@@ -13448,7 +13519,7 @@ class UiScreen(Screen):
                 return
             if number == LOAD_TICKS and self.markup.console is None:
                 self.markup.load()
-            with self.lock:
+            with self.whole():
                 self.draw()
 
     @contextlib.contextmanager
@@ -13491,19 +13562,29 @@ class UiScreen(Screen):
             columns, rows = 0, 0
         return (columns, rows) if columns > 0 and rows > 0 else (80, 24)
 
+    def settled_size(self) -> tuple[int, int]:
+        """The size when it changes no more: amid changes a terminal may be ahead of what it tells,
+        and a region that is narrower than we think would be wiped together with what is above it.
+        """
+        size = self.size()
+        for _ in range(SETTLE_TIMES if self.region.rows and size[0] != self.region.width else 0):
+            before = size
+            time.sleep(SETTLE_SECONDS)
+            size = self.size()
+            if size == before:
+                break
+        return size
+
     def draw(self) -> None:
         """Print what is finished, and show the region as it is now."""
-        columns, height = self.size()
-        width, self.drawing = max(1, columns - 1), True
+        columns, height = self.settled_size()
+        width = max(1, columns - 1)
         rows = self.body(width, max(1, height - 2)) if not self.hushed else []
         above, self.above = self.above, []
         text = self.region.frame(above, rows, columns, height)
         if text:
             self.write(self.out, text)
-        self.drawn, self.drawing = self.clock(), False
-        if self.stop_later:
-            self.stop_later = False
-            suspend()  # this may be the thread of the ticker
+        self.drawn = self.clock()
 
     def body(self, width: int, most: int) -> list[str]:
         """The rows of the region, at most so many."""
@@ -13531,7 +13612,7 @@ class UiScreen(Screen):
         what = "working" if self.calls else "thinking"
         if self.again:
             what = f"waiting, {max(0.0, self.again - self.clock()):.0f} s left"
-        if self.blocks.kind or self.blocks.rest:
+        if self.blocks.kind or self.blocks.rest or (self.reply and self.after == "text"):
             what = "writing"
         count = self.told + self.reply // 4
         tokens = f" · {'~' * bool(self.reply)}{count:,} tokens" if count else ""
@@ -13705,6 +13786,8 @@ class UiScreen(Screen):
 
 def shows_ui(environ: Mapping[str, str]) -> bool:
     """Whether the extra can be used: one terminal for all that takes codes, and `rich`."""
+    if sys.stdout.encoding.lower() not in ("utf-8", "utf8"):
+        return False  # nothing to draw with
     try:
         same = os.fstat(sys.stdout.fileno()).st_rdev == os.fstat(sys.stderr.fileno()).st_rdev
     except (OSError, ValueError):
@@ -13933,7 +14016,8 @@ class Person:
         self.stdin = stdin
         self.history = history
         self.environ = environ or {}
-        self.marks = takes_codes(self.environ)  # the terminal can mark what is pasted
+        # The terminal can mark what is pasted, and may be told to.
+        self.marks = takes_codes(self.environ) and screen.out.isatty() and screen.err.isatty()
         self.draft = ""  # typed too early: put into the next prompt
         self.ended = False  # Ctrl-D was typed right behind the last prompt
         self.cleared = False  # the last Ctrl-C cleared a line that was not empty
@@ -14072,8 +14156,8 @@ class Person:
                 head, newline, rest = (more, "\n", "") if ends else more.rpartition("\n")
                 if newline:
                     lines.append(head)
-                    if head and self.hides:
-                        self.screen.write(self.screen.err, visible(head) + "\n")
+                if head and self.hides:
+                    self.screen.write(self.screen.err, visible(head) + "\n")
                 if not rest and goes_on(lines[-1]) and not ends:
                     lines[-1] = lines[-1][:-1]
                 elif not rest:
@@ -14235,11 +14319,15 @@ class Typist:
 
     Without a live region the terminal keeps its line mode and its echo; with one its keys come
     one by one. Outside `with`, and in `pause()`, nothing here reads the terminal or changes it.
+    Where `queued` is None all that is typed is left to the shell, and only not echoed.
     """
 
-    def __init__(self, person: Person, queued: Callable[[str], None], signals: Signals) -> None:
+    def __init__(
+        self, person: Person, queued: Callable[[str], None] | None, signals: Signals
+    ) -> None:
         self.person, self.screen = person, person.screen
-        self.queued, self.signals = queued, signals
+        self.queued, self.signals = queued or str, signals
+        self.reads = queued is not None
         self.line = ""  # what is typed; a "\r" in it is Enter, a "\n" was pasted
         self.thread: threading.Thread | None = None
         self.modes: list[Any] | None = None  # the terminal's own, while ours are set
@@ -14264,7 +14352,8 @@ class Typist:
             if self.screen.live:
                 self.signals.farewell = self.screen.lend = self.give_terminal
                 self.before = signal.signal(signal.SIGCONT, self.go_on)
-                self.take_terminal()
+                if not self.away():
+                    self.take_terminal()
 
     def __exit__(self, *_: object) -> None:
         """The thread ends; what is unfinished becomes the draft."""
@@ -14297,10 +14386,12 @@ class Typist:
         descriptor = self.person.stdin.fileno()
         raw = termios.tcgetattr(descriptor)
         self.modes = self.modes or [*raw]
-        raw[0] &= ~termios.ICRNL
-        raw[3] = raw[3] & ~(termios.ICANON | termios.ECHO) | termios.NOFLSH
+        raw[3] = raw[3] & ~termios.ECHO | termios.NOFLSH
+        if self.reads:
+            raw[0] &= ~termios.ICRNL
+            raw[3] &= ~termios.ICANON
         termios.tcsetattr(descriptor, termios.TCSANOW, raw)
-        self.screen.write(self.screen.err, "\x1b[?2004h")
+        self.screen.write(self.screen.err, "\x1b[?2004h" * self.reads)
 
     def give_terminal(self) -> None:
         """Its own modes again."""
@@ -14309,7 +14400,8 @@ class Typist:
             return
         with contextlib.suppress(termios.error):  # it is gone
             termios.tcsetattr(self.person.stdin.fileno(), termios.TCSANOW, modes)
-        if select.select([], [self.screen.err], [], 0)[1]:  # else nobody reads, and we would wait
+        # Where nobody reads we would wait.
+        if self.reads and select.select([], [self.screen.err], [], 0)[1]:
             self.screen.write(self.screen.err, "\x1b[?2004l")
 
     def go_on(self, number: int, frame: Any) -> None:
@@ -14330,7 +14422,7 @@ class Typist:
         descriptor, keys, comes, data = self.person.stdin.fileno(), "", False, b"-"
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         while data and not self.person.ended:
-            watched = [descriptor] if comes else [descriptor, wake]
+            watched = ([descriptor] if self.reads else []) + ([] if comes else [wake])
             ready = select.select(watched, [], [], PASTE_SECONDS if comes else None)[0]
             if wake in ready:
                 break
@@ -14513,9 +14605,9 @@ class UiPerson(Person):
                 return stoppable(read, self.end) or ""
         except Suspended:
             text = self.session.default_buffer.text
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:  # that of a key is none of ours
             self.unsent = self.session.default_buffer.text
-            raise
+            raise Stop(exit_code_of(stop)) from None
         finally:  # its loop has taken both
             signal.signal(signal.SIGWINCH, resized)
             signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -14589,7 +14681,10 @@ SAME = {"?": "help", "quit": "exit", "q": "exit", "new": "clear", "reset": "clea
 SAME |= {"usage": "cost", "permissions": "allow", "rules": "allow", "rewind": "undo"}
 KEYS = {
     "!command": "run a shell command yourself; the model sees its output",
-    "Up": "what was typed before, in all sessions of this project",
+    "@path": "put this file into the prompt",
+    "Tab": "complete a command, what stands behind it, or an @path",
+    "Up, Ctrl-R": "what was typed before, in all sessions of this project",
+    "Alt-Enter, \\ Enter": "go on in the next line",
     "Ctrl-C, Ctrl-D": "end the turn; leave",
 }
 HELP_COLUMNS = 80
@@ -14696,7 +14791,9 @@ class Repl:
             elif text:
                 self.turn(self.agent.attach(text))
         except (AgentError, OSError) as error:
-            self.screen.line(f"agent: {self.agent.mask(str(error))}")
+            name, why = getattr(error, "filename", None), getattr(error, "strerror", None)
+            text = f"{os.path.basename(name)[:80]}: {why}" if name and why else str(error)
+            self.screen.line(f"agent: {self.agent.mask(text)}")
 
     def cancelled(self, exit_code: int) -> None:
         """After a signal: Ctrl-C gives the prompt back, any other ends the program."""
@@ -14714,7 +14811,6 @@ class Repl:
             self.cancelled(result.exit_code)
         elif result.status not in ("done", "needs_permission"):
             self.give_back()
-        self.screen.end_line()
         self.screen.answer(result.text)
         self.screen.figures(self.agent)
 
@@ -14811,11 +14907,11 @@ class Repl:
     def complete(self, before: str) -> list[str]:
         """What the last word before the cursor can be completed to."""
         word = before[word_start(before) :]
-        name, blank, _ = before[1:].partition(" ")
+        name, blank, argument = before[1:].partition(" ")
         try:
             if word.startswith("@"):
                 return self.files(word)
-            if not before.startswith("/"):
+            if not before.startswith("/") or " " in argument:  # its first word is to be chosen
                 return []
             found = self.choices(name) if blank else [f"/{name}" for name in self.names()]
             return [each for each in found if each.startswith(word)]
@@ -14847,7 +14943,8 @@ class Repl:
             raise UsageError("/edit needs an editor: set VISUAL or EDITOR, e.g. EDITOR=nano")
         text = self.edited(command, argument)
         if not text:
-            self.screen.line("agent: the editor left nothing, so there is no draft")
+            why = "one with a window of its own needs a flag to wait, as code --wait"
+            self.screen.line(f"agent: the editor left nothing, so there is no draft; {why}")
         self.person.draft = text
 
     def edited(self, command: Sequence[str], text: str) -> str:
@@ -14865,11 +14962,13 @@ class Repl:
                 code = subprocess.run(argv, cwd=root, env=agent.settings.environ).returncode
             if code:
                 raise UsageError(f"{command[0]} ended with {code}; the text is as it was")
-            return clean(Path(name).read_text("utf-8", "replace")).strip("\n")
+            left = clean(read_plain(Path(name)).decode("utf-8", "replace"))
+            return re.sub(r"\r\n?", "\n", left).strip("\n")
         except OSError as error:
             raise UsageError(f"{command[0]}: {error.strerror}") from error
         finally:
-            os.unlink(name)
+            with contextlib.suppress(OSError):  # the editor has removed it
+                os.unlink(name)
 
     def about(self, name: str, action: Any) -> tuple[str, str]:
         """A command with its arguments, and what it does: from its function, or its file."""
@@ -15470,7 +15569,9 @@ def build_agent(
     unwalled = agent.set_walls()
     agent.use_session(session)
     report("init", **init_event(agent))
-    for text in filter(None, (trouble, unwalled, rule_warning(settings))):
+    some = settings.tools or settings.exclude_tools  # then rules for the others are no mistake
+    idle = [] if some else [agent.idle_rule(rule) for _, rule, _ in agent.rules()]
+    for text in filter(None, (trouble, unwalled, rule_warning(settings), *idle)):
         report("notice", level="warning", text=text)
     return agent
 
@@ -15557,6 +15658,8 @@ def install_signals(signals: Signals) -> None:
     So a thread that learns of it in the same moment wakes the main one up. It also ends the process
     when that does not find its end.
     """
+    import atexit
+
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.signal(signal.SIGURG, lambda *_: None)  # it only wakes up
@@ -15565,6 +15668,7 @@ def install_signals(signals: Signals) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signals.give_up = True
     signals.install()
+    atexit.register(signals.ignore)  # behind all that could hang
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def wake() -> None:
@@ -15595,7 +15699,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = known.events.exit_code  # it came behind the result, which is out
         else:
             report_failure(known, "cancelled", code)
-    close_streams()
+    finally:
+        close_streams()  # also behind --help
     return code
 
 
@@ -15606,7 +15711,7 @@ def attend(argv: Sequence[str], signals: Signals, known: argparse.Namespace) -> 
         open_streams()
         known.events = json_events(argv, signals)
         threading.excepthook = report_thread
-        sys.unraisablehook = report_unraisable
+        sys.unraisablehook = functools.partial(report_unraisable, signals)
         install_signals(signals)
         known.settings, flags = load(argv, os.environ)
         flags.events = known.events
@@ -15617,6 +15722,9 @@ def attend(argv: Sequence[str], signals: Signals, known: argparse.Namespace) -> 
     except Exception as error:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None  # in a class body, or in the middle of argparse
+        if isinstance(error, ModuleNotFoundError) and error.name == "requests":
+            report_failure(known, f"{sys.executable} has no requests: pip install requests", 1)
+            return 1
         mask = secrets_of(known.settings).mask
         where = save_crash(error, mask)
         report_failure(known, mask(f"internal error: {error!r}; {where}"), 1)
@@ -15639,14 +15747,16 @@ def report_thread(arguments: threading.ExceptHookArgs) -> None:
     sys.stderr.write(f"agent: a tool failed: {arguments.exc_type.__name__}\n")
 
 
-def report_unraisable(told: Any) -> None:
+def report_unraisable(signals: Signals, told: Any) -> None:
     """A signal while Python frees an object would be lost: it comes once more."""
     stop = told.exc_value
     if not isinstance(stop, Stop):
         sys.__unraisablehook__(told)
     elif not isinstance(stop, TimeUp):  # the timer rings again by itself
-        number = stop.exit_code - 128
+        signals.hold()
+        number = strongest([stop.exit_code, *signals.waiting]) - 128
         threading.Timer(WAKE_SECONDS[0], os.kill, (os.getpid(), number)).start()
+        signals.release()
 
 
 def open_streams() -> None:
@@ -15735,7 +15845,7 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
         if one_shot and session is not None:
             show_resumed(agent, screen, exchange=False)
         if one_shot:
-            code = run_once(agent, prompt, screen, flags)
+            code = run_once(agent, prompt, person, flags)
         else:
             code = run_repl(agent, person, resumed=session is not None)
         signals.hold()  # on the way out nothing is left to be stopped
@@ -15801,11 +15911,19 @@ def init_event(agent: Agent | None, settings: Settings | None = None) -> dict[st
         "session_id": agent.session.id if agent and agent.session.path else "",
         "model": agent.client.model if agent else known.model,
         "base_url": agent.client.endpoint if agent else known.endpoint if settings else "",
-        "root": str(agent.workspace.root) if agent else os.path.abspath(known.workspace),
+        "root": str(agent.workspace.root) if agent else full_path(known.workspace),
         "mode": agent.mode if agent else known.mode,
         "sandbox": agent.workspace.sandbox_state if agent else "off: nothing was started",
         "version": __version__,
     }
+
+
+def full_path(path: str) -> str:
+    """A path from /, or as it is where the folder that we stand in was removed."""
+    try:
+        return os.path.abspath(path)
+    except OSError:
+        return path
 
 
 def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settings:
@@ -15914,26 +16032,32 @@ def read_stdin(stdin: Any, *, whole: bool) -> tuple[bytes, str]:
         return b"".join(pieces), ""
 
 
-def run_once(agent: Agent, prompt: str, screen: Screen, flags: argparse.Namespace) -> int:
+def run_once(agent: Agent, prompt: str, person: Person, flags: argparse.Namespace) -> int:
     """One prompt: the answer on stdout, everything else on stderr; returns the exit code."""
+    screen = person.screen
     screen.streams &= not flags.print
     words = "" if flags.prompt == ["-"] else " ".join(flags.prompt)
-    with screen.turn(agent):
-        result = agent.run(agent.attach(prompt, words))  # what is piped in names no files
-    screen.end_line()
-    if flags.output_format == "text":
-        screen.answer(result.text)
+    typist = Typist(person, None, agent.signals)
+    person.pause = typist.pause if screen.live else person.pause
+    try:
+        with screen.turn(agent), typist if screen.live else contextlib.nullcontext():
+            result = agent.run(agent.attach(prompt, words))  # what is piped in names no files
+    finally:
+        typist.__exit__()  # a signal may have come before its end
+    screen.answer(result.text if flags.output_format == "text" else "")
     if not screen.failure:
         screen.figures(agent)
     for row in {encode([row["name"], row["arguments"]]): row for row in result.denied}.values():
         show_refusal(row, screen)
-    if result.exit_code in (1, 53, 75, 77) and result.session_id:
+    code = result.exit_code
+    if screen.failure and not code:
+        screen.line(f"agent: the answer could not be written: {screen.failure}")
+        code = 1
+    if code in (1, 53, 75, 77) and result.session_id:
         place = agent.settings.workspace
         where = "" if place == "." else f" --workspace {shlex.quote(place)}"
         screen.line(f"agent: to go on: agent{where} --resume {result.session_id}")
-    if screen.failure and not result.exit_code:
-        raise AgentError(f"the answer could not be written: {screen.failure}")
-    return result.exit_code
+    return code
 
 
 def show_refusal(row: Mapping[str, Any], screen: Screen) -> None:
@@ -15974,6 +16098,7 @@ def run_demo(settings: Settings, signals: Signals, screen: Screen, *, keep: bool
     import shutil
     import tempfile
 
+    sys.path.append(str(Path(__file__).resolve().parent))  # which -I and -P leave out
     try:
         from flaky_server import DEMO_FILES, FlakyServer, demo_script
     except ImportError as error:

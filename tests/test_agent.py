@@ -35,6 +35,7 @@ from agent import (
     open_session,
     problems,
     promises,
+    raised,
     tool,
 )
 from flaky_server import FlakyServer
@@ -2672,6 +2673,17 @@ def test_what_is_typed_while_the_check_runs_comes_with_its_outcome(
     assert [text.split("\n")[-1] for text in users(two.messages)] == ["go", "look at the log"]
 
 
+def test_ctrl_c_at_a_question_about_an_attached_file_loses_nothing(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(["first"])
+    (one.root / "a.txt").write_text("a")
+    one.agent.settings = dataclasses.replace(one.agent.settings, ask=("read_file *",))
+    one.agent.ask = lambda question: raised(KeyboardInterrupt())
+    one.agent.typed = saying("see @a.txt")
+    assert (one.run().status, users(one.messages)) == ("cancelled", ["go", "see @a.txt"])
+
+
 def test_what_is_typed_begins_the_watch_for_loops_anew(stage: Callable[..., Stage]) -> None:
     script = [say("a"), say("a"), say("a"), say("a"), "done"]
     one = stage(script, tools=[echo])
@@ -2687,6 +2699,16 @@ def test_what_is_typed_is_the_users_own_in_a_hand_over_note(stage: Callable[...,
     assert one.agent.compact()
     note = next(text for text in users(one.messages) if "Hand-over" in text)
     assert "[The user said:]\nuse port 8080" in note or "use port 8080" in users(one.messages)
+
+
+def test_an_answer_comes_back_where_another_one_can_not_be_had(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(["first", {"status": 401, "body": {}}, "second"])
+    one.run("go")
+    before = one.saved()["messages"]
+    assert (one.agent.again().status, one.saved()["messages"]) == ("error", before)
+    assert (one.agent.again().text, one.sent(2)) == ("second", one.sent(0))
 
 
 def test_again_takes_the_answer_back_and_asks_from_there(stage: Callable[..., Stage]) -> None:
@@ -2742,6 +2764,8 @@ def test_again_without_anything_to_answer_says_so(stage: Callable[..., Stage]) -
         pytest.param("mail me@a.py or @user or @", [], id="no file"),
         pytest.param("`@a.py`\n```\n@a.py\n```", [], id="code"),
         pytest.param("@src", ["src/"], id="a folder"),
+        pytest.param("@a.py:3 @src/b.py#L1-L2 @c:3", ["a.py", "src/b.py"], id="lines"),
+        pytest.param("看 @a.py， （@src/b.py）。", ["a.py", "src/b.py"], id="wide punctuation"),
     ],
 )
 def test_a_prompt_names_files_by_an_at(stage, tmp_path, prompt, names):
@@ -2777,6 +2801,27 @@ def test_a_file_that_was_attached_can_be_edited_and_is_bounded(stage, tmp_path):
     text = one.agent.attach(" ".join(f"@{number}.txt" for number in range(9)))
     assert (text.count("[file: "), len(text) < 62_000) == (3, True)
     assert "go on with start=" in text
+    assert [notice["text"].split(":")[0] for notice in one.of("notice")] == [
+        "attached",
+        "@3.txt and 5 more is not attached",
+        "attached",
+    ]
+
+
+def test_what_was_attached_or_refused_is_told_to_hooks_and_stands_in_the_audit(stage, tmp_path):
+    put_files(tmp_path)
+    (tmp_path / ".env").write_text("KEY=secret")
+    told: list[tuple[str, str]] = []
+    one = stage([])
+    for event in ("before_tool", "after_tool"):
+        one.agent.hooks[event] = [lambda facts: told.append((facts["event"], facts["tool"]))]
+    one.agent.attach("@a.py @.env")
+    rows = [json.loads(row) for row in (tmp_path / ".agent/audit.jsonl").read_text().splitlines()]
+    assert [(row["tool"], row["arguments"]["path"], row["outcome"]) for row in rows] == [
+        ("read_file", "a.py", "ok"),
+        ("read_file", ".env", "denied"),
+    ]
+    assert told == [("before_tool", "read_file"), ("after_tool", "read_file")]
 
 
 def put_files(folder: Path) -> None:

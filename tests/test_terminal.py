@@ -37,6 +37,7 @@ from agent import (
     COMMANDS,
     PROVIDERS,
     Agent,
+    Always,
     Person,
     Question,
     Repl,
@@ -1048,7 +1049,10 @@ def test_a_long_turn_rings_at_its_end(seconds, bell, rings, tmp_path):
         with screen.turn(None):
             pass
         screen.write(err, ".")
-        assert os.read(master, 100) == b"\a" * rings + b"."
+        shown = b""
+        while not shown.endswith(b"."):
+            shown += os.read(master, 100)
+    assert shown == b"\a" * rings + b"."
 
 
 def test_a_question_rings_unless_the_config_says_no(terminal, home):
@@ -1176,6 +1180,27 @@ def at_prompt(tmp_path):
 
 
 USERS = "config/agent"  # where the user's own commands are below the root of a Prompt
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        ("/mode a", ["ask", "auto"]),
+        ("/mode ask a", []),
+        ("say /mode a", []),
+        ("/edit see @a", ["@a.py"]),
+        ("see (@s", ['@"s p.txt"', '@"src/']),
+        ('see @"s p', ['@"s p.txt"']),
+        ("me@a", []),
+    ],
+)
+def test_a_word_before_the_cursor_is_completed(at_prompt, before, found):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        for name in ("a.py", "s p.txt", "src/b.py"):
+            (say.root / name).parent.mkdir(exist_ok=True)
+            (say.root / name).touch()
+        assert say.repl.complete(before) == found
 
 
 def test_help_lists_every_command_in_a_group_within_80_columns(at_prompt):
@@ -1325,10 +1350,28 @@ def test_a_rule_that_is_none_is_refused(at_prompt, typed):
         assert say("/allow").startswith("no rules")
 
 
+def test_always_ends_with_the_session_as_its_question_says(at_prompt):
+    step = call("write_file", path="a.txt", content="1")
+    with FlakyServer([step, "PONG", step, "PANG"]) as server:
+        say = at_prompt(server, [Always(("write_file a.txt",)), "n"])
+        assert "write_file a.txt  (approved in this session" in say(
+            "one", "/mode auto", "/mode ask", "/allow"
+        )
+        assert say("/clear", "/allow").startswith("no rules")
+        say("two")
+    assert len(say.asked) == 2
+
+
+def test_an_error_of_the_disk_is_one_line_without_its_number(at_prompt):
+    with FlakyServer([]) as server:
+        shown = at_prompt(server)("/export " + "x" * 300)
+    assert shown == f"agent: {'x' * 80}: File name too long\n"
+
+
 def test_a_rule_for_a_tool_that_is_not_there_says_so(at_prompt):
     with FlakyServer([]) as server:
         say = at_prompt(server)
-        assert "there is no tool 'Bash'" in say("/deny Bash rm *")
+        assert "no tool 'Bash'" in say("/deny Bash rm *")
         assert say("/deny * secrets/**").count("\n") == 1
 
 
@@ -1356,7 +1399,8 @@ def test_cost_adds_up_by_model_in_one_session(at_prompt):
         say = at_prompt(server, prices={"flaky-1": (1.0, 1.0, 2.0)})
         rows = say("one", "/model other", "two", "/cost").splitlines()
         assert say("/status").splitlines()[-2:] == rows[:2]
-        assert say("/clear", "/cost").startswith("tokens: 0 in")
+        shown = say("/clear", "/cost")
+        assert shown.startswith("tokens: 0 in") and shown.split("\n")[0].endswith("; $0")
     assert "2,000 in" in rows[0] and rows[0].endswith("$0.0010 and 1 unpriced")
     assert rows[2:4] == [
         "  flaky-1: 1,000 in (0 % cached), 10 out; $0.0010",
@@ -1517,7 +1561,7 @@ def typing(request, terminal):
     return start
 
 
-def test_a_line_typed_in_a_turn_is_queued_and_sent_behind_the_step(typing):
+def test_a_line_typed_in_a_turn_is_queued_and_sent_behind_the_step(typing, workspace):
     with FlakyServer([HELD, "PONG"]) as server:
         screen = typing(server)
         screen.send("use p\u00f6rt\x7ft 8080\r")
@@ -1531,6 +1575,33 @@ def test_a_line_typed_in_a_turn_is_queued_and_sent_behind_the_step(typing):
         assert (screen.wait(), termios.tcgetattr(screen.slave)) == (0, screen.settings)
     assert roles(server.requests[1])[-2:] == ["tool", "user"]
     assert prompts(server.requests[1]) == ["go", "use p\u00f6rt 8080"]
+    assert history(workspace).read_text().splitlines() == ["go", "use p\u00f6rt 8080", "exit"]
+
+
+def test_half_a_line_goes_on_in_the_turn_of_what_was_queued(typing):
+    with FlakyServer([HELD, "PONG", {"text": "PANG", "hold": "before"}, "PUNG"]) as server:
+        screen = typing(server)
+        for line in ("/status", "second"):
+            screen.send(f"{line}\r")
+            screen.expect(f"queued: {line}")
+        screen.send("half")
+        screen.expect("half")
+        server.release()
+        until(lambda: len(server.requests) == 3 and server.holding.is_set())
+        screen.send(" a line\r")
+        screen.expect("queued: half a line")
+        server.release()
+        screen.expect("PUNG")
+        leave(screen)
+    assert prompts(server.requests[3]) == ["go", "second", "half a line"]
+
+
+def test_at_the_prompt_too_the_answer_is_written_to_a_file(at_prompt):
+    with FlakyServer(["PONG"]) as server:
+        say, out = at_prompt(server), io.StringIO()
+        screen = Screen(out, say.err, streams=False)
+        Repl(say.agent, Person(screen, io.StringIO())).take("ping")
+    assert (out.getvalue(), "PONG" in say.err.getvalue()) == ("PONG\n", False)
 
 
 def test_commands_wait_for_the_end_of_the_turn_and_keep_their_place(typing):
@@ -1575,7 +1646,7 @@ def test_what_was_queued_or_begun_before_a_question_does_not_answer_it(typing, w
         screen.question()
         screen.send("n\r")
         screen.expect("PONG")
-        screen.expect("> y")
+        screen.match(re.compile(r"(?s)unpriced.*> y"))
         screen.send("\x15exit\r")
         assert (screen.wait(), termios.tcgetattr(screen.slave)) == (0, screen.settings)
     assert results(server.requests[1])[0].startswith("denied: ")
@@ -1842,8 +1913,14 @@ def test_what_the_editor_leaves_is_the_draft_of_the_next_prompt(terminal, tmp_pa
 
 @pytest.mark.parametrize(
     ("editor", "shown"),
-    [("", "set VISUAL or EDITOR"), ("false", "ended with 1"), ("no-such-editor", "No such file")],
-    ids=["unset", "fails", "missing"],
+    [
+        ("", "set VISUAL or EDITOR"),
+        ("false", "ended with 1"),
+        ("no-such-editor", "No such file"),
+        ("rm", "rm: No such file"),
+        ("sh -c 'rm $0; mkfifo $0'", "sh: no regular file"),
+    ],
+    ids=["unset", "fails", "missing", "removes", "pipe"],
 )
 def test_without_an_editor_the_text_stays(terminal, editor, shown):
     with FlakyServer(["PONG"]) as server:
