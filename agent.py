@@ -13776,7 +13776,9 @@ class UiScreen(Screen):
     def question(self, question: Question, shown: str) -> str:
         """What is shown of a question; a diff in its colours."""
         shown = super().question(question, shown)
-        return "\n".join(map(painted_diff, shown.split("\n"))) if question.diff else shown
+        gap, self.after = "\n" * (self.after == "text"), "line"
+        rows = map(painted_diff, shown.split("\n"))
+        return gap + ("\n".join(rows) if question.diff else shown)
 
     def on_result(self, **_: Any) -> None:
         """The turn is over: nothing changes any more."""

@@ -996,7 +996,8 @@ def test_a_turn_has_a_spinner_and_leaves_nothing_of_it(terminal):
 
 
 def test_an_edit_in_a_question_has_colours(terminal):
-    with FlakyServer([call("write_file", path="a.txt", content="word\n"), "PONG"]) as server:
+    write = {"name": "write_file", "arguments": {"path": "a.txt", "content": "word\n"}}
+    with FlakyServer([{"calls": [write], "text": "words"}, "PONG"]) as server:
         screen = terminal(server=server, ui=True)
         ask(screen, "write")
         assert "+word" in screen.question()
@@ -1005,6 +1006,7 @@ def test_an_edit_in_a_question_has_colours(terminal):
         screen.expect("PONG")
         leave(screen)
     assert "\x1b[32m+word\x1b[0m" in screen.output and screen.text.count("+word") == 1
+    assert "words\r\n\r\n--- /dev/null" in screen.text  # apart from what was said
 
 
 @pytest.mark.parametrize("change", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
