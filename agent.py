@@ -12853,6 +12853,10 @@ class Screen:
         self.end_line()
         self.write(self.err, visible(text) + "\n")
 
+    def diff(self, text: str) -> None:
+        """A diff, as it looks here."""
+        self.line(text)
+
     def end_line(self) -> None:
         """Finish the line of streamed text."""
         if self.open_line:
@@ -13610,6 +13614,12 @@ class UiScreen(Screen):
         with self.whole():
             self.end_text()
             self.add_lines(text)
+
+    def diff(self, text: str) -> None:
+        """A diff in its colours."""
+        with self.whole():
+            self.above += map(painted_diff, visible(text).split("\n"))
+            self.draw()
 
     def on_queued(self, text: str) -> None:
         """A line was typed while the turn runs; what is being said goes on behind it."""
@@ -14958,7 +14968,7 @@ class Repl:
 
     def do_diff(self, _: str) -> None:
         """show what this session changed in files"""
-        self.screen.line(self.agent.diff().rstrip("\n") or "nothing was changed")
+        self.screen.diff(self.agent.diff().rstrip("\n") or "nothing was changed")
 
     def do_undo(self, argument: str) -> None:
         """take back the last turn, or the last N, with its files: /undo [N]"""
