@@ -604,7 +604,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--check", type=not_blank, metavar="CMD", help="must pass before a turn counts as done")
     add("--context", type=int, metavar="TOKENS", help="the context window")
     add("--append-system-prompt", metavar="TEXT", help="added to the system prompt")
-    add("--bare", action="store_true", help="no AGENTS.md, no user config, no hooks")
+    add("--bare", action="store_true", help="no AGENTS.md, user config, hooks, extras")
     add("--demo", action="store_true", help="a scripted model fixes a real bug; needs no key")
     add("--keep", action="store_true", help="with --demo: keep the scratch folder")
     add("--version", action="version", version=f"agent {__version__}")
@@ -2640,12 +2640,18 @@ def cost_of(usage: Mapping[str, int], price: Price) -> float:
     return round(float(sum(map(operator.mul, counts, price))) / 1e6, 10)
 
 
+def model_rows(answer: Any) -> list[dict[str, Any]] | None:
+    """The rows in an answer of /models, None when it is none; some send the bare list."""
+    rows = answer.get("data") if isinstance(answer, dict) else answer
+    fits = isinstance(rows, list) and all(isinstance(row, dict) and "id" in row for row in rows)
+    return rows if fits else None
+
+
 def prices_in(answer: Any) -> dict[str, Price]:
     """Prices by model in an answer of /models, where they are USD per token in a string."""
-    rows = answer.get("data") if isinstance(answer, dict) else None
     found = {}
-    for row in rows if isinstance(rows, list) else ():
-        told = object_in(row, "pricing") if isinstance(row, dict) else {}
+    for row in model_rows(answer) or ():
+        told = object_in(row, "pricing")
         sent, received = amount_in(told.get("prompt")), amount_in(told.get("completion"))
         if sent is not None and received is not None:
             cached = amount_in(told.get("input_cache_read"))
@@ -2818,7 +2824,8 @@ HOPELESS = any_of("does not support tools")
 WRONG_MODEL = any_of(
     "model_not_|invalid_model|unknown_model",
     r"\bmodels?\b.{0,160}\b(not (found|exist|supported|available|a valid)|does(n.t| not) exist)",
-    r"\b(invalid|unknown|no such|not found|not a valid|unable to access)\b.{0,40}\bmodel",
+    r"\b(invalid|un(known|expected)|no such|not (found|a valid)|unable to access)\b.{0,40}\bmodel",
+    r"\bno models? (is |are )?loaded",
 )
 
 
@@ -3251,19 +3258,17 @@ class Client:
     def _advised(self, error: ProviderError) -> ProviderError:
         """The error with the next step: where the key is set, the nearest models, another URL."""
         hint = self.settings.key_place if isinstance(error, KeyRefused) else ""
-        if error.status in (404, 405) or (error.status in (400, 422) and self._no_model(error)):
+        no_model, no_place = bool(WRONG_MODEL.search(error.told)), error.status in (404, 405)
+        named = re.search(rf"(?<![\w-]){re.escape(self.model)}(?![\w-])", error.told)
+        if no_model or no_place or named:
             listed = self.known_models()
             if listed and not lists_model(listed, self.model):
                 near = ", ".join(near_models(self.model, listed))
                 hint = self.mask(f"the nearest of its models: {near} (--model)")
-            elif not listed:
-                no_model = self._no_model(error)
+            elif not listed and not hint and (no_model or no_place):
                 hint = "name another with --model" if no_model else root_hint(self.endpoint)
         error.args = (f"{str(error).rstrip('.')}; {hint}" if hint else str(error),)
         return error
-
-    def _no_model(self, error: ProviderError) -> bool:
-        return bool(WRONG_MODEL.search(error.told))
 
     def _notice_cut_prompt(self, reply: Reply, body: bytes) -> None:
         """Ollama cuts a prompt that is too long without a word; its own count shows it."""
@@ -3602,13 +3607,10 @@ WINDOW_KEYS = (
 
 def window_in(answer: Any, model: str) -> int:
     """The window in an answer of /models, Ollama's /api/show or llama.cpp's /props; 0: not told."""
+    if rows := model_rows(answer):
+        answer = next((row for row in rows if row["id"] == model), {})
     if not isinstance(answer, dict):
         return 0
-    rows = answer.get("data")
-    if isinstance(rows, list):
-        rows = [row for row in rows if isinstance(row, dict)]
-        mine = [row for row in rows if row.get("id") == model]
-        return window_in((mine or [{}])[0], model)
     set_by_user = re.search(r"num_ctx\s+(\d+)", str(answer.get("parameters") or ""))
     if set_by_user:
         return int(set_by_user[1])
@@ -3655,10 +3657,9 @@ def masked(error: ProviderError | Transient, mask: Callable[[str], str]) -> Exce
 
 def model_ids(answer: Any) -> list[str] | None:
     """The ids in an answer of /models, None when it is none."""
-    rows = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(rows, list) or not all(isinstance(r, dict) and "id" in r for r in rows):
-        return None
-    return [str(row["id"]) for row in rows]
+    rows = model_rows(answer)
+    named = [" ".join(r["id"].split()) for r in rows or () if isinstance(r["id"], str)]
+    return None if rows is None else list(filter(None, dict.fromkeys(named)))
 
 
 def lists_model(listed: Iterable[str], model: str) -> bool:
@@ -5407,10 +5408,14 @@ class Signals:
         self.since = 0.0
         self.give_up = False  # the process is ours to be ended
         self.farewell: Callable[[], object] = int  # gives the terminal back, where it is borrowed
+        self.end: Callable[[], object] | None = None  # ends what is read, while all wait
 
     def __call__(self, number: int, frame: Any) -> None:
         """What Python calls for a signal, in the main thread."""
         stop = self.dealt_with()
+        if self.end is not None and not self.waiting:
+            self.since = time.monotonic()
+            self.end()
         late = time.monotonic() - self.since > GIVE_UP_SECONDS  # e.g. nobody reads what we print
         if (stop is None and not self.held) or (late and not self.give_up):
             self.since = time.monotonic()
@@ -5419,6 +5424,16 @@ class Signals:
         later.append(128 + number)
         if late:
             self.leave(strongest(later))
+
+    @contextlib.contextmanager
+    def ending(self, end: Callable[[], object]) -> Iterator[None]:
+        """While it lasts a signal calls `end`: for a reader that no exception may break into."""
+        with self:
+            self.end = end
+            try:
+                yield
+            finally:
+                self.end = None
 
     def leave(self, code: int) -> NoReturn:
         """End the process at once."""
@@ -10701,7 +10716,7 @@ class Agent:
         emit: Emit,
         ask: Ask | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings = self.first = settings
         self.session = Session(Transcript(), {"id": ""}, None)
         self.client = client
         self.workspace = workspace
@@ -10808,6 +10823,8 @@ class Agent:
 
     def set_model(self, model: str) -> None:
         """Go on with another model of the same endpoint. Raises UsageError."""
+        if self.mask(model) != model:
+            raise UsageError("that holds a key and is no model, so nothing was changed")
         self.client.price(model, must=self.settings.max_budget_usd > 0)
         self.client.model = self.session.header["model"] = model
         self.client.window, self.window_asked = self.settings.context, False
@@ -10815,14 +10832,16 @@ class Agent:
 
     def set_provider(self, name: str) -> None:
         """Go on with another provider and its default model. Raises UsageError, ProviderError."""
-        row = PROVIDERS.get(name)
+        rows = self.providers()
+        row = rows.get(name)
         if row is None:
-            raise UsageError(f"provider {name!r} is not one of: {', '.join(PROVIDERS)}")
+            raise UsageError(f"provider {name!r} is not one of: {', '.join(rows)}")
         key = self.key_for(row)
         if not key and not is_local(row.base_url):
             file = config_folder(self.settings.environ) / "env"
             raise KeyRefused(f"no key for {name}: put {row.key_name}=... into {file}, start again")
-        changes: dict[str, Any] = {"provider": name, "base_url": "", "api_key": key}
+        where = {"provider": name} if name in PROVIDERS else {"base_url": name}
+        changes: dict[str, Any] = {"provider": "", "base_url": "", **where, "api_key": key}
         settings = dataclasses.replace(self.settings, **changes, model=row.model)
         client = Client(settings, self.emit, sleep=self.client.sleep)
         client.model = row.model or client.first_model()
@@ -10833,9 +10852,16 @@ class Agent:
         self.forget_sizes()
         self.session.header.update(model=client.model, base_url=client.endpoint)
 
+    def providers(self) -> dict[str, Provider]:
+        """What /provider can change to: the table, and the way back to an endpoint of no row."""
+        home = Provider(self.first.endpoint, model=self.first.model)
+        known = any(row.base_url == home.base_url for row in PROVIDERS.values())
+        return PROVIDERS if known else {**PROVIDERS, home.base_url: home}
+
     def key_for(self, row: Provider) -> str:
-        """The key that /provider would send there, "" for none."""
-        return self.settings.keys.get(row.key_name) or find_key(row, self.settings.keys)
+        """The key that /provider would send there, "" for none: never that of another one."""
+        home = self.first.api_key if row.base_url == self.first.endpoint else ""
+        return self.settings.keys.get(row.key_name, "").strip() or home
 
     def forget_sizes(self) -> None:
         """After a switch or an undo: what was measured of requests, and encoded, is stale."""
@@ -10994,12 +11020,20 @@ class Agent:
     def again(self) -> Result:
         """Ask the model again: an answer at the end is taken back, what calls did stays.
 
-        Raises UsageError where there is nothing to be answered.
+        It comes back where nothing comes instead of it. Raises UsageError where there is nothing
+        to be answered.
         """
         messages = self.transcript.messages
         if len(messages) < 2 or (len(messages) == 2 and is_answer(messages[1])):
             raise UsageError("there is nothing to ask again")
-        return self.take_prompt(None)
+        kept = [message for message in messages[-1:] if is_answer(message)]
+        left = len(messages) - len(kept)
+        result = self.take_prompt(None)
+        with self.signals:
+            if kept and len(self.transcript.messages) == left:
+                self.transcript.replace([*self.transcript.messages, *kept])
+                self.save()
+        return result
 
     def take_prompt(self, prompt: str | None) -> Result:
         """A run with its signals; None asks for another answer to what stands there."""
@@ -11121,15 +11155,19 @@ class Agent:
 
         Whether there was any. The user's own words count as a new prompt for whatever is watched.
         """
-        with self.signals:  # in between what was typed would be lost
-            text = "" if self.budgets.ended() else self.typed()
+        text = ""
+        try:
+            with self.signals:  # in between what was typed would be lost
+                text = "" if self.budgets.ended() else self.typed()
             if text:
-                text, ours = self.attach(text), ours and f"{ours}\n"
                 self.nudges = {}
                 self.watch_loops()
-            if text or ours:
-                self.say(text, ours)
-                self.save()
+                text, ours = self.attach(text), ours and f"{ours}\n"
+        finally:
+            with self.signals:
+                if text or ours:
+                    self.say(text, ours)
+                    self.save()
         return bool(text or ours)
 
     def failed_check(self) -> str:
@@ -11593,6 +11631,9 @@ class Agent:
         added: dict[str, Any] = {outcome: tuple(dict.fromkeys([*rules, rule]))}
         self.settings = dataclasses.replace(settings, origins=origins, **added)
         lift_paths(self.workspace, self.policy().allow)
+        tool = rule.split(" ")[0]
+        if tool not in (*self.tools, "*"):
+            return f"there is no tool {tool!r}, so it does nothing (tools: {', '.join(self.tools)})"
         return rule_warning(dataclasses.replace(settings, allow=(rule,) * (outcome == "allow")))
 
     def rules(self) -> Iterator[tuple[str, str, str]]:
@@ -12790,6 +12831,7 @@ class Screen:
         self.follows: threading.Timer | None = None  # after which its output is shown at once
         self.lock = threading.RLock()  # events also come from the thread that reads typed lines
 
+    lend: Callable[[], object] = int  # gives the terminal back before a stop
     live = False  # whether a region at the end is redrawn, with what is being typed
     inside = 0  # how many `with whole()` are open: what is shown is half changed
     stop_later = False  # Ctrl-Z came meanwhile
@@ -12857,6 +12899,12 @@ class Screen:
         """A diff, as it looks here."""
         self.line(text)
 
+    def answer(self, text: str) -> None:
+        """The whole answer, where it was not shown as it came."""
+        if text and not self.streams:
+            show = visible if self.out.isatty() else clean
+            self.write(self.out, show(text) + "\n")
+
     def end_line(self) -> None:
         """Finish the line of streamed text."""
         if self.open_line:
@@ -12915,13 +12963,6 @@ class Screen:
         """A request is tried again."""
         again = "; the reply starts again" if restarts_reply else ""
         self.line(f"retry {attempt} of {of} in {delay:.1f} s: {reason}{again}")
-
-    def answer(self, text: str) -> None:
-        """The answer of a turn, where it was not shown as it came."""
-        self.end_line()
-        if text and not self.streams:
-            show = visible if self.out.isatty() else clean
-            self.write(self.out, show(text) + "\n")
 
     def figures(self, agent: Agent) -> None:
         """What a turn used, behind it."""
@@ -13354,7 +13395,7 @@ class UiScreen(Screen):
                 self.inside -= 1
         if self.stop_later and not self.inside:
             self.stop_later = False
-            signal.raise_signal(signal.SIGTSTP)
+            suspend()  # this may be the thread of the ticker
 
     def emit(self, kind: str, **data: Any) -> None:
         """Show one event; none is half shown."""
@@ -13412,6 +13453,7 @@ class UiScreen(Screen):
             self.stop_later = True
             return
         with self.quiet():
+            self.lend()
             before = self.take_stop(signal.SIG_DFL)
             suspend()
             self.take_stop(before)
@@ -13855,8 +13897,8 @@ def stoppable(
 
 def suspend() -> None:
     """Stop as a program does that knows nothing of Ctrl-Z; goes on when the shell says `fg`."""
-    # To this thread: what is sent to the process another one may take, while we go on for a while.
-    signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
+    # To the main thread: what is sent to the process another one may take, and we go on meanwhile.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTSTP)
 
 
 HISTORY_ENTRIES = 1000
@@ -13868,7 +13910,26 @@ READLINE = (
     r'"\e\C-j": "\C-v\C-j"',
     "$endif",
 )
-CODES = ("set enable-bracketed-paste on",)  # which Python turns off
+# By itself readline makes two line ends of CRLF. Here a paste is a completion, made by `offer`, of
+# the kind that puts a blank behind it.
+PASTE_KEYS = (
+    r'"\e[200~": "\e[200;1~\e[200;2~"',
+    r'"\e[200;1~": insert-completions',
+    r'"\e[200;2~": backward-delete-char',
+    r'"\e[201~": ""',
+)
+CODES = (
+    "set enable-bracketed-paste on",  # which Python turns off
+    *PASTE_KEYS,
+    "$if mode=vi",
+    "set keymap vi-command",
+    *PASTE_KEYS,
+    "set keymap vi-insert",
+    "$endif",
+)
+PASTE_KIND = ord("*")  # the completion that is a paste
+PASTE_END = b"\x1b[201~"
+PIECE_SECONDS = (1.0, 5.0)  # until the first piece of a paste, and between two
 NO_CODES = (
     "set enable-bracketed-paste off",
     "set enable-meta-key off",
@@ -13912,6 +13973,7 @@ class Person:
         self.unsent = ""  # what stood in the line that a signal ended
         self.editor: Any = None  # the readline module
         self.pause: Callable[[], Any] = contextlib.nullcontext  # nobody else reads meanwhile
+        self.signals = Signals()
         self.entries: list[str] = []  # the history
         self.mask: Callable[[str], str] = str  # what keeps secrets out of its file
         self.complete: Callable[[str], list[str]] = lambda before: []
@@ -13965,7 +14027,7 @@ class Person:
         kept = tuple(rule for rule in rules if rule.endswith(" *")) or tuple(rules[:1])
         numbered = {str(number): rule for number, rule in enumerate(rules, 1)}
         rows = [f"  {number}  {exact(rule)}" for number, rule in numbered.items()]
-        shown = "\n".join(["Always, until the agent ends:", *rows])
+        shown = "\n".join(["Always, in this session:", *rows])
         default = " ".join(number for number, rule in numbered.items() if rule in kept)
         end = f"Enter keeps {default}; or numbers, a rule of your own, n: "
         while True:
@@ -14037,7 +14099,8 @@ class Person:
         try:
             while not self.ended:
                 lines.append(self.edit_line("> " if not lines else "", rest))
-                more, *ends = re.split(END_KEY, self.waiting(), maxsplit=1)
+                more = re.sub(PASTE_MARK, "", self.waiting())
+                more, *ends = re.split(END_KEY, more, maxsplit=1)
                 self.ended = bool(ends)
                 head, newline, rest = (more, "\n", "") if ends else more.rpartition("\n")
                 if newline:
@@ -14078,7 +14141,11 @@ class Person:
 
     def start(self) -> None:
         """Line editing with the history of this project, where Python has it."""
+        import locale
+
         self.read_history()
+        if locale.nl_langinfo(locale.CODESET) != "UTF-8":  # readline would lose or refuse letters
+            return
         try:
             import readline
         except ImportError:
@@ -14095,11 +14162,44 @@ class Person:
     def offer(self, word: str, number: int) -> str | None:
         """What readline asks for: the completions of its word, one after another."""
         if number == 0:
-            before = self.editor.get_line_buffer()[: self.editor.get_endidx()]
-            skip = len(before) - len(word) - word_start(before)  # its word may begin in ours
-            self.offered = [found[skip:] for found in self.complete(before)]
-            self.offered = self.offered or ([] if word else ["\t"])
+            self.offered = []
+            try:
+                self.offered = self.pasted(word) or self.completions(word)
+            except KeyboardInterrupt as stop:  # which readline would keep for itself
+                if (code := exit_code_of(stop)) != SIGINT_CODE:
+                    again = (threading.get_ident(), code - 128)
+                    threading.Timer(PASTE_SECONDS, signal.pthread_kill, again).start()
         return self.offered[number] if number < len(self.offered) else None
+
+    def completions(self, word: str) -> list[str]:
+        """What readline's word can be completed to; without one, Tab is a tab."""
+        before = self.editor.get_line_buffer()[: self.editor.get_endidx()]
+        skip = len(before) - len(word) - word_start(before)  # its word may begin in ours
+        return [found[skip:] for found in self.complete(before)] or ([] if word else ["\t"])
+
+    def pasted(self, word: str) -> list[str]:
+        """The word with what is pasted behind it; [] when nothing is."""
+        data, wait, longer = bytearray(), *PIECE_SECONDS
+        if not self.marks or self.editor.get_completion_type() != PASTE_KIND:
+            return []
+        while not data.endswith(PASTE_END):
+            half = next(size for size in range(5, -1, -1) if data.endswith(PASTE_END[:size]))
+            piece = self.piece(6 - half, wait)  # no key from behind the end
+            if piece == b"":
+                break
+            data, wait = data + (piece or b""), longer
+        text = clean(data.removesuffix(PASTE_END).decode("utf-8", "replace"))
+        return [word + re.sub(r"\r\n?", "\n", text) or " "] if data else []
+
+    def piece(self, size: int, wait: float) -> bytes | None:
+        """Some bytes of a paste, b"" if none come in time, None when they held a Ctrl-C."""
+        try:
+            ready = select.select([self.stdin], [], [], wait)[0]
+            return os.read(self.stdin.fileno(), size) if ready else b""
+        except KeyboardInterrupt as stop:
+            if exit_code_of(stop) != SIGINT_CODE:
+                raise
+            return None
 
     def read_history(self) -> None:
         """What was typed in all sessions of this project; the newest entries stay in its file."""
@@ -14169,7 +14269,7 @@ class Typist:
         self.line = ""  # what is typed; a "\r" in it is Enter, a "\n" was pasted
         self.thread: threading.Thread | None = None
         self.modes: list[Any] | None = None  # the terminal's own, while ours are set
-        self.before: dict[int, Any] = {}  # what took these signals
+        self.before: Any = None  # what took SIGCONT
 
     @functools.cached_property
     def wake(self) -> tuple[int, int]:
@@ -14181,28 +14281,31 @@ class Typist:
             return
         nothing = (OSError, RuntimeError, termios.error)  # no pipe, thread or terminal is left
         with self.signals, contextlib.suppress(*nothing):
+            if self.screen.live:  # what was begun goes on, and is seen
+                self.line, self.person.draft = self.person.draft, ""
+                self.screen.typed(self.line)
             thread = threading.Thread(target=self.listen, args=(self.wake[0],), daemon=True)
             thread.start()
             self.thread = thread
             if self.screen.live:
-                self.take_signals()
+                self.signals.farewell = self.screen.lend = self.give_terminal
+                self.before = signal.signal(signal.SIGCONT, self.go_on)
                 if not self.away():
                     self.take_terminal()
 
     def __exit__(self, *_: object) -> None:
         """The thread ends; what is unfinished becomes the draft."""
         with self.signals:
-            if self.thread is None:
-                return
-            os.write(self.wake[1], b"\0")
-            self.thread.join()
-            self.thread = None
-            self.give_terminal()
-            for number, taken in self.before.items():
-                signal.signal(number, taken or signal.SIG_DFL)
-            self.before.clear()
-            self.person.draft, self.line = self.person.draft + self.line, ""
-            self.screen.typed("")
+            if self.thread is not None:
+                os.write(self.wake[1], b"\0")
+                self.thread.join()
+                self.thread = None
+                self.give_terminal()
+                if self.before is not None:
+                    signal.signal(signal.SIGCONT, self.before)
+            if self.line:
+                self.person.draft, self.line = self.person.draft + self.line, ""
+                self.screen.typed("")
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -14212,14 +14315,6 @@ class Typist:
         yield
         if runs:
             self.__enter__()
-
-    def take_signals(self) -> None:
-        """Those at which the terminal changes hands."""
-        self.signals.farewell = self.give_terminal
-        for number in (signal.SIGTSTP, signal.SIGCONT):
-            self.before[number] = signal.getsignal(number)
-            if self.before[number] is not signal.SIG_IGN:
-                signal.signal(number, self.stopped)
 
     def take_terminal(self) -> None:
         """Its keys come one by one and are not echoed; those that send signals go on to do so.
@@ -14243,24 +14338,15 @@ class Typist:
             return
         with contextlib.suppress(termios.error):  # it is gone
             termios.tcsetattr(self.person.stdin.fileno(), termios.TCSANOW, modes)
-        if (
-            self.reads and select.select([], [self.screen.err], [], 0)[1]
-        ):  # else nobody reads, and we would wait
+        # Where nobody reads we would wait.
+        if self.reads and select.select([], [self.screen.err], [], 0)[1]:
             self.screen.write(self.screen.err, "\x1b[?2004l")
 
-    def stopped(self, number: int, frame: Any) -> None:
-        """Ctrl-Z: the shell gets the terminal as it was; ours again when we go on before it."""
-        if number == signal.SIGTSTP and self.screen.inside:
-            self.screen.stop_later = True
-            return
-        if number == signal.SIGTSTP:
-            with self.screen.quiet():
-                self.give_terminal()
-                signal.signal(number, signal.SIG_DFL)
-                suspend()
-                signal.signal(number, self.stopped)
-        if self.thread is not None and not self.away():
-            self.take_terminal()
+    def go_on(self, number: int, frame: Any) -> None:
+        """After a stop its keys come one by one again, once the shell has given it back."""
+        with contextlib.suppress(termios.error):  # it is gone
+            if self.thread is not None and not self.away():
+                self.take_terminal()
 
     def away(self) -> bool:
         """Whether the terminal belongs to others: the shell has sent us into the background."""
@@ -14443,15 +14529,23 @@ class UiPerson(Person):
         self.session = self.make_session()
         self.feed(drain(self.stdin))
         shown = [("fg:ansicyan", prompt)]  # a blank without a colour would not be written
-        read = functools.partial(self.session.prompt, shown, default=text, handle_sigint=False)
+        end = functools.partial(self.end, KeyboardInterrupt())
+        read = functools.partial(
+            self.session.prompt,
+            shown,
+            default=text,
+            handle_sigint=False,
+            pre_run=lambda: self.signals.waiting and end(),  # it came before there was one
+        )
         wakeup, resized = signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGWINCH)
         try:
-            return stoppable(read, self.end) or ""
+            with self.signals.ending(end):
+                return stoppable(read, self.end) or ""
         except Suspended:
             text = self.session.default_buffer.text
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:  # that of a key is none of ours
             self.unsent = self.session.default_buffer.text
-            raise
+            raise Stop(exit_code_of(stop)) from None
         finally:  # its loop has taken both
             signal.signal(signal.SIGWINCH, resized)
             signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -14503,7 +14597,7 @@ def ours_no_more(stdin: Any) -> Iterator[None]:
             termios.tcsetattr(stdin.fileno(), termios.TCSADRAIN, modes)
 
 
-MOST_OFFERED = 1000  # files for a word
+MOST_OFFERED = 1000  # files for a word, models in a list
 LEAVE_SECONDS = 2.0  # between two Ctrl-C that leave
 COMMAND = Regex(r"/[^\s/.*]*(?!\S)")  # /usr/bin/x and /* are none
 NO_PROMPT = Regex(rf"(exit|quit)\Z|!|{COMMAND.pattern}")  # what is not for the model
@@ -14544,7 +14638,8 @@ class Repl:
         self.known: dict[tuple[str, str], str] = {}  # custom commands that a session has used
         self.queue: list[str] = []  # typed while a turn runs, and not yet taken
         self.typist = Typist(person, self.enqueue, agent.signals)
-        person.pause, agent.typed = self.typist.pause, self.typed
+        person.pause, person.signals = self.typist.pause, agent.signals
+        agent.typed = self.typed
 
     def run(self) -> int:
         """Read prompts until the person leaves; returns the exit code."""
@@ -14590,7 +14685,7 @@ class Repl:
 
     def enqueue(self, text: str) -> None:
         """A line was typed while a turn runs; called from the thread that reads."""
-        self.queue.append(text)
+        self.queue.append(self.person.remember(text))
         self.agent.emit("queued", text=text)
 
     def typed(self) -> str:
@@ -14626,7 +14721,7 @@ class Repl:
             elif text:
                 self.turn(self.agent.attach(text))
         except (AgentError, OSError) as error:
-            self.screen.line(f"agent: {error}")
+            self.screen.line(f"agent: {self.agent.mask(str(error))}")
 
     def cancelled(self, exit_code: int) -> None:
         """After a signal: Ctrl-C gives the prompt back, any other ends the program."""
@@ -14644,7 +14739,8 @@ class Repl:
             self.cancelled(result.exit_code)
         elif result.status not in ("done", "needs_permission"):
             self.give_back()
-        self.screen.answer(result.text if result.status == "done" else "")
+        self.screen.end_line()
+        self.screen.answer(result.text)
         self.screen.figures(self.agent)
 
     def shell(self, command: str) -> None:
@@ -14674,7 +14770,7 @@ class Repl:
         action = self.action(name)
         if isinstance(action, CustomCommand):
             self.prompt_of(name, action, argument)
-        elif argument and self.about(name)[0] == f"/{name}":
+        elif argument and self.about(name, action)[0] == f"/{name}":
             raise UsageError(f"/{name} takes no argument, and nothing was done")
         else:
             action(argument)
@@ -14709,7 +14805,7 @@ class Repl:
             "jobs": lambda: ["end"],
             "mode": lambda: MODES,
             "model": self.agent.client.known_models,
-            "provider": lambda: PROVIDERS,
+            "provider": self.agent.providers,
             "resume": self.other_sessions,
         }
         return list(choose.get(command, list)())
@@ -14800,9 +14896,8 @@ class Repl:
         finally:
             os.unlink(name)
 
-    def about(self, name: str) -> tuple[str, str]:
+    def about(self, name: str, action: Any) -> tuple[str, str]:
         """A command with its arguments, and what it does: from its function, or its file."""
-        action = self.action(name)
         if isinstance(action, CustomCommand):
             return f"/{name} [TEXT]", action.describe(self.agent)
         what, _, usage = str(action.__doc__).split("\n")[0].rpartition(": /")
@@ -14812,16 +14907,18 @@ class Repl:
         """list the commands, or say what one does: /help [NAME]"""
         if argument:
             name = argument.removeprefix("/")
-            custom, (usage, what) = self.action(name), self.about(name)
-            self.screen.line(f"{usage}  {what}")
+            custom = self.action(name)
+            self.screen.line("  ".join(self.about(name, custom)))
             if isinstance(custom, CustomCommand):
                 self.screen.line(f"its text is {custom.path}")
             return
         groups, names = {title: text.split() for title, text in COMMANDS.items()}, self.names()
         named = [name for group in groups.values() for name in group]
         groups["From commands/*.md"] = [name for name in names if name not in named]
+        custom = custom_commands(self.agent)
         for title, group in groups.items():
-            rows = [self.about(name) for name in group if name in names]
+            there = {name: getattr(self, f"do_{name}", custom.get(name)) for name in group}
+            rows = [self.about(name, there[name]) for name in group if there[name] is not None]
             self.show_rows(title, rows)
         self.show_rows("Beside commands", KEYS.items())
 
@@ -14840,8 +14937,11 @@ class Repl:
         if argument:
             self.agent.set_model(argument)
         self.screen.line(f"model: {client.mask(client.model)} at {client.endpoint}")
-        for name in [] if argument else client.models():
+        names = [] if argument else client.models()
+        for name in names[:MOST_OFFERED]:
             self.screen.line(f"  {client.mask(name)}")
+        if more := len(names[MOST_OFFERED:]):
+            self.screen.line(f"  and {more:,} more: type the beginning of one, and Tab")
         listed = client.known_models() if argument else []
         if listed and not lists_model(listed, argument):
             near = client.mask(", ".join(near_models(argument, listed)))
@@ -14852,7 +14952,7 @@ class Repl:
         if argument:
             self.agent.set_provider(argument)
         self.screen.line(f"model: {self.agent.client.model} at {self.agent.client.endpoint}")
-        for name, row in () if argument else PROVIDERS.items():
+        for name, row in () if argument else self.agent.providers().items():
             ready = is_local(row.base_url) or self.agent.key_for(row)
             state = row.model or "on this machine" if ready else f"needs {row.key_name}"
             self.screen.line(f"  {name:10}  {state}")
@@ -15043,7 +15143,7 @@ class Repl:
 
     def do_rename(self, argument: str) -> None:
         """give this session a title: /rename TITLE"""
-        title, session = first_line(clean(argument)), self.agent.session
+        title, session = first_line(self.agent.mask(clean(argument))), self.agent.session
         if not title:
             raise UsageError("it is /rename TITLE")
         session.header["title"] = title
@@ -15531,7 +15631,7 @@ def attend(argv: Sequence[str], signals: Signals, known: argparse.Namespace) -> 
         open_streams()
         known.events = json_events(argv, signals)
         threading.excepthook = report_thread
-        sys.unraisablehook = report_unraisable
+        sys.unraisablehook = functools.partial(report_unraisable, signals)
         install_signals(signals)
         known.settings, flags = load(argv, os.environ)
         flags.events = known.events
@@ -15564,14 +15664,16 @@ def report_thread(arguments: threading.ExceptHookArgs) -> None:
     sys.stderr.write(f"agent: a tool failed: {arguments.exc_type.__name__}\n")
 
 
-def report_unraisable(told: Any) -> None:
+def report_unraisable(signals: Signals, told: Any) -> None:
     """A signal while Python frees an object would be lost: it comes once more."""
     stop = told.exc_value
     if not isinstance(stop, Stop):
         sys.__unraisablehook__(told)
     elif not isinstance(stop, TimeUp):  # the timer rings again by itself
-        number = stop.exit_code - 128
+        signals.hold()
+        number = strongest([stop.exit_code, *signals.waiting]) - 128
         threading.Timer(WAKE_SECONDS[0], os.kill, (os.getpid(), number)).start()
+        signals.release()
 
 
 def open_streams() -> None:
@@ -15851,7 +15953,9 @@ def run_once(agent: Agent, prompt: str, person: Person, flags: argparse.Namespac
             result = agent.run(agent.attach(prompt, words))  # what is piped in names no files
     finally:
         typist.__exit__()  # a signal may have come before its end
-    screen.answer(result.text if flags.output_format == "text" else "")
+    screen.end_line()
+    if flags.output_format == "text":
+        screen.answer(result.text)
     if not screen.failure:
         screen.figures(agent)
     for row in {encode([row["name"], row["arguments"]]): row for row in result.denied}.values():

@@ -809,9 +809,6 @@ class Terminal:
             self.hang_up()
 
 
-# An agent with a region at the end that shows what is being typed.
-
-
 @pytest.fixture
 def terminal(tmp_path: Path, workspace: Path, environment: Callable) -> Iterator[Callable]:
     """Start the agent under a terminal; at the end it is gone and no traceback was seen."""

@@ -35,6 +35,7 @@ from agent import (
     open_session,
     problems,
     promises,
+    raised,
     tool,
 )
 from flaky_server import FlakyServer
@@ -2672,6 +2673,17 @@ def test_what_is_typed_while_the_check_runs_comes_with_its_outcome(
     assert [text.split("\n")[-1] for text in users(two.messages)] == ["go", "look at the log"]
 
 
+def test_ctrl_c_at_a_question_about_an_attached_file_loses_nothing(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(["first"])
+    (one.root / "a.txt").write_text("a")
+    one.agent.settings = dataclasses.replace(one.agent.settings, ask=("read_file *",))
+    one.agent.ask = lambda question: raised(KeyboardInterrupt())
+    one.agent.typed = saying("see @a.txt")
+    assert (one.run().status, users(one.messages)) == ("cancelled", ["go", "see @a.txt"])
+
+
 def test_what_is_typed_begins_the_watch_for_loops_anew(stage: Callable[..., Stage]) -> None:
     script = [say("a"), say("a"), say("a"), say("a"), "done"]
     one = stage(script, tools=[echo])
@@ -2687,6 +2699,16 @@ def test_what_is_typed_is_the_users_own_in_a_hand_over_note(stage: Callable[...,
     assert one.agent.compact()
     note = next(text for text in users(one.messages) if "Hand-over" in text)
     assert "[The user said:]\nuse port 8080" in note or "use port 8080" in users(one.messages)
+
+
+def test_an_answer_comes_back_where_another_one_can_not_be_had(
+    stage: Callable[..., Stage],
+) -> None:
+    one = stage(["first", {"status": 401, "body": {}}, "second"])
+    one.run("go")
+    before = one.saved()["messages"]
+    assert (one.agent.again().status, one.saved()["messages"]) == ("error", before)
+    assert (one.agent.again().text, one.sent(2)) == ("second", one.sent(0))
 
 
 def test_again_takes_the_answer_back_and_asks_from_there(stage: Callable[..., Stage]) -> None:

@@ -539,7 +539,7 @@ def test_ctrl_c_while_the_end_of_the_time_is_saved_is_not_lost(
 
 def test_the_end_of_the_time_inside_a_finalizer_is_no_signal_to_be_sent_again() -> None:
     timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
-    report_unraisable(types.SimpleNamespace(exc_value=TimeUp()))
+    report_unraisable(Signals(), types.SimpleNamespace(exc_value=TimeUp()))
     left = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
     assert left == timers
 

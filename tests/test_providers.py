@@ -27,6 +27,7 @@ from agent import (
     build_agent,
     connection_reason,
     find_local_server,
+    model_ids,
     problems,
     redirect_text,
     root_hint,
@@ -321,6 +322,24 @@ def test_a_refused_key_is_named_with_its_place(run_agent, home, env, file, place
     assert place in done.stderr and "sk-" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "answer, ids",
+    [
+        ({"data": [{"id": "a"}, {"id": "b/c:d"}, {"id": "a"}]}, ["a", "b/c:d"]),
+        ([{"id": "a"}], ["a"]),  # Together
+        ({"data": [{"id": None}, {"id": {}}, {"id": " "}, {"id": "two\nlines"}]}, ["two lines"]),
+        ({"data": []}, []),
+        ({"models": [{"name": "a"}]}, None),
+        ({"data": "a"}, None),
+        (["a"], None),
+        ([{"name": "a"}], None),
+        (None, None),
+    ],
+)
+def test_the_ids_of_a_list_of_models_are_words_or_it_is_none(answer, ids):
+    assert model_ids(answer) == ids
+
+
 NEAR = "the nearest of its models: big-2, big-2-mini"
 
 
@@ -332,19 +351,30 @@ NEAR = "the nearest of its models: big-2, big-2-mini"
         pytest.param(400, "Invalid model: big-3", NEAR, id="Mistral"),
         pytest.param(400, "Model Not Exist", NEAR, id="DeepSeek"),
         pytest.param(404, "not found", NEAR, id="bare"),
+        pytest.param(403, "No access to model `big-3`", NEAR, id="OpenAI, a project"),
+        pytest.param(401, "This key can only access models=['x'], not big-3", NEAR, id="LiteLLM"),
+        pytest.param(400, "`big-3` has been decommissioned", NEAR, id="Groq"),
+        pytest.param(400, "unexpected model name format", NEAR, id="Gemini"),
+        pytest.param(400, "No models loaded. Please load one", NEAR, id="LM Studio"),
+        pytest.param(410, "big-3 has reached its end of life", NEAR, id="gone"),
         pytest.param(400, "temperature is out of range", "", id="another fault"),
+        pytest.param(400, "big-31 is out of range", "", id="another word"),
     ],
 )
-def test_a_wrong_model_is_told_with_the_nearest_that_there_are(run_agent, status, error, hint):
+def test_a_wrong_model_is_told_with_the_nearest_that_there_are(tmp_path, status, error, hint):
     answers = {
         "/v1/chat/completions": (status, {"error": {"message": error}}),
         "/v1/models": listing("tiny", "big-2-mini", "big-2"),
     }
+    heard: list[str] = []
     with Routes(answers) as server:
-        env = {"AGENT_BASE_URL": server.url}
-        done = run_agent("-m", "big-3", "--no-session", "hi", env=env)
-    [line] = done.stderr.splitlines()
-    assert (done.returncode, error in line, "nearest" in line) == (1, True, bool(hint))
+        known = Settings(base_url=server.url, model="big-3", workspace=str(tmp_path))
+        agent = build_agent(known, emit=lambda kind, **data: heard.append(data.get("text", "")))
+        result = agent.run("hi")
+        agent.close()
+    [line] = filter(None, heard)
+    code = 41 if status in (401, 403) else 1
+    assert (result.exit_code, error in line, "nearest" in line) == (code, True, bool(hint))
     assert hint in line
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LIVE, NAP, Terminal, alive, put_session, results, session_files, talk, until
+from conftest import NAP, Terminal, alive, put_session, results, session_files, talk, until
 
 from agent import (
     Person,
@@ -543,8 +543,8 @@ def shell(workspace: Path, environment: Callable):
     """Start bash with the environment of an agent; it ends with all that it started."""
     shells: list[Shell] = []
 
-    def start(server: FlakyServer) -> Shell:
-        env = environment(server, {"PS1": "bash$ ", "HISTFILE": "/dev/null"})
+    def start(server: FlakyServer, *, ui: bool = False) -> Shell:
+        env = environment(server, {"PS1": "bash$ ", "HISTFILE": "/dev/null"}, ui=ui)
         bash = ["/bin/bash", "--norc", "--noprofile", "-i"]
         shells.append(Shell(bash, workspace, env))
         return shells[-1]
@@ -596,20 +596,19 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_goes_on(shell, workspace)
     assert (workspace / "a.txt").exists()
 
 
-@pytest.mark.parametrize("program", ["-m agent", "live.py"])
-def test_ctrl_z_amid_a_line_typed_in_a_turn(shell, workspace, program):
-    (workspace / "live.py").write_text(LIVE)
+@pytest.mark.parametrize("ui", [False, True], ids=["plain", "ui"])
+def test_ctrl_z_amid_a_line_typed_in_a_turn(shell, ui):
     with FlakyServer([{"text": "one two three", "hold_after": 1}, "PONG"]) as server:
-        screen = shell(server)
+        screen = shell(server, ui=ui)
         before = screen.modes()
-        screen.run(f"python3 {program}")
+        screen.run(f"{sys.executable} -m agent")
         screen.prompt()
         screen.send("go\r")
         until(server.holding.is_set)
         screen.send("first\r")
         screen.expect("queued: first")
         stop_and_go_on(screen, before)
-        screen.match(re.compile(r"python3 \S+.*\n"))
+        screen.match(re.compile(r"-m agent.*\n"))
         screen.send("second\r")
         screen.expect("queued: second")
         screen.send("\x1a")
@@ -618,7 +617,7 @@ def test_ctrl_z_amid_a_line_typed_in_a_turn(shell, workspace, program):
         screen.run("echo not f''or us")
         screen.expect("not for us")
         screen.run("fg")
-        screen.match(re.compile(r"python3 \S+.*\n"))
+        screen.match(re.compile(r"-m agent.*\n"))
         server.release()
         screen.expect("PONG")
         screen.prompt()

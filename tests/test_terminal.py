@@ -30,10 +30,12 @@ from conftest import (
     talk,
     until,
 )
+from test_providers import Routes, listing
 
 import agent
 from agent import (
     COMMANDS,
+    PROVIDERS,
     Agent,
     Person,
     Question,
@@ -1045,7 +1047,10 @@ def test_a_long_turn_rings_at_its_end(seconds, bell, rings, tmp_path):
         with screen.turn(None):
             pass
         screen.write(err, ".")
-        assert os.read(master, 100) == b"\a" * rings + b"."
+        shown = b""
+        while not shown.endswith(b"."):
+            shown += os.read(master, 100)
+    assert shown == b"\a" * rings + b"."
 
 
 def test_a_question_rings_unless_the_config_says_no(terminal, home):
@@ -1237,6 +1242,15 @@ def test_a_model_that_is_not_listed_is_taken_and_the_nearest_is_named(at_prompt)
     assert server.requests[0]["model"] == "Flaky-2"
 
 
+def test_of_very_many_models_the_first_are_shown_and_all_can_be_completed(at_prompt):
+    with Routes({"/v1/models": listing(*(f"m{number}" for number in range(3000)))}) as server:
+        say = at_prompt(server)
+        lines = say("/model").splitlines()
+        offered = say.repl.complete("/model m2999")
+    assert (len(lines), lines[-1].split(":")[0]) == (1002, "  and 2,000 more")
+    assert offered == ["m2999"]
+
+
 def test_where_no_models_are_listed_the_choice_is_empty_and_asked_once(at_prompt):
     with FlakyServer([]) as server:
         gone = server.url
@@ -1252,6 +1266,30 @@ def test_a_provider_without_a_key_names_what_to_set_and_changes_nothing(at_promp
         shown = say("/provider groq")
         assert shown.startswith("agent: no key for groq: put GROQ_API_KEY=... into ")
         assert (shown.count("\n"), say.agent.client.endpoint) == (1, server.url)
+
+
+def test_a_provider_gets_no_key_of_another_one_and_there_is_a_way_back(at_prompt):
+    keys = {"AGENT_API_KEY": "sk-agent-1", "OPENAI_API_KEY": "sk-openai-2"}
+    with FlakyServer([]) as server:
+        say, had = at_prompt(server, api_key="sk-agent-1", keys=keys), []
+        assert "no key for groq" in say("/provider groq")
+        for name in ("openai", server.url):
+            assert name in say.repl.choices("provider") and name in say(
+                f"/provider {name}", "/provider"
+            )
+            had.append((say.agent.client.key, say.agent.client.model))
+    assert had == [("sk-openai-2", PROVIDERS["openai"].model), ("sk-agent-1", "flaky-1")]
+
+
+@pytest.mark.parametrize(
+    "typed", ["/allow", "/mode", "/model", "/rename", "/show", "/resume", "/x"]
+)
+def test_a_key_that_is_typed_into_a_command_is_not_shown(at_prompt, typed):
+    key = "sk-canary-0123456789abcdef"
+    with FlakyServer(["PONG"]) as server:
+        say = at_prompt(server, api_key=key)
+        shown = say("hi", f"{typed} {key}") + say("/status") + say("/sessions")
+    assert key not in shown and "flaky-1" in shown
 
 
 RULED = [
@@ -1287,6 +1325,13 @@ def test_a_rule_that_is_none_is_refused(at_prompt, typed):
         say = at_prompt(server)
         assert "is not of the form 'tool pattern'" in say(typed)
         assert say("/allow").startswith("no rules")
+
+
+def test_a_rule_for_a_tool_that_is_not_there_says_so(at_prompt):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        assert "there is no tool 'Bash'" in say("/deny Bash rm *")
+        assert say("/deny * secrets/**").count("\n") == 1
 
 
 def test_rules_say_where_they_come_from(tmp_path):
@@ -1474,7 +1519,7 @@ def typing(request, terminal):
     return start
 
 
-def test_a_line_typed_in_a_turn_is_queued_and_sent_behind_the_step(typing):
+def test_a_line_typed_in_a_turn_is_queued_and_sent_behind_the_step(typing, workspace):
     with FlakyServer([HELD, "PONG"]) as server:
         screen = typing(server)
         screen.send("use p\u00f6rt\x7ft 8080\r")
@@ -1482,13 +1527,39 @@ def test_a_line_typed_in_a_turn_is_queued_and_sent_behind_the_step(typing):
         screen.send("unfin")
         screen.expect("unfin")
         server.release()
-        screen.expect("unpriced")
-        screen.match(re.compile(r"> unfin"))
-        screen.listens()
+        screen.expect("PONG")
+        screen.match(re.compile(r"(?s)unpriced.*> unfin"))
         screen.send("ished\x15exit\r")
         assert (screen.wait(), termios.tcgetattr(screen.slave)) == (0, screen.settings)
     assert roles(server.requests[1])[-2:] == ["tool", "user"]
     assert prompts(server.requests[1]) == ["go", "use p\u00f6rt 8080"]
+    assert history(workspace).read_text().splitlines() == ["go", "use p\u00f6rt 8080", "exit"]
+
+
+def test_half_a_line_goes_on_in_the_turn_of_what_was_queued(typing):
+    with FlakyServer([HELD, "PONG", {"text": "PANG", "hold": "before"}, "PUNG"]) as server:
+        screen = typing(server)
+        for line in ("/status", "second"):
+            screen.send(f"{line}\r")
+            screen.expect(f"queued: {line}")
+        screen.send("half")
+        screen.expect("half")
+        server.release()
+        until(lambda: len(server.requests) == 3 and server.holding.is_set())
+        screen.send(" a line\r")
+        screen.expect("queued: half a line")
+        server.release()
+        screen.expect("PUNG")
+        leave(screen)
+    assert prompts(server.requests[3]) == ["go", "second", "half a line"]
+
+
+def test_at_the_prompt_too_the_answer_is_written_to_a_file(at_prompt):
+    with FlakyServer(["PONG"]) as server:
+        say, out = at_prompt(server), io.StringIO()
+        screen = Screen(out, say.err, streams=False)
+        Repl(say.agent, Person(screen, io.StringIO())).take("ping")
+    assert (out.getvalue(), "PONG" in say.err.getvalue()) == ("PONG\n", False)
 
 
 def test_commands_wait_for_the_end_of_the_turn_and_keep_their_place(typing):
