@@ -341,6 +341,8 @@ class Settings:
         if self.provider and self.provider not in PROVIDERS:
             known = ", ".join(PROVIDERS)
             raise UsageError(f"provider {self.provider!r} is not one of: {known}")
+        if "@" in self.base_url.partition("//")[2].partition("/")[0]:
+            raise UsageError("the base URL holds a name or a password, and neither would be sent")
         if self.base_url and not is_web_address(self.base_url):
             raise UsageError(f"base URL {self.base_url!r} does not start with http:// or https://")
         if not re.fullmatch(r"[!-~]*", str(self.api_key or "")):
@@ -572,7 +574,7 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of CONTRACT, as far as it is built."""
-    parser = Parser(prog="agent", allow_abbrev=False, description=str(__doc__).split("\n")[0])
+    parser = Parser(prog="agent", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("prompt", nargs="*", help="what to do; - reads stdin; nothing in a terminal: REPL")
     add("-m", "--model", metavar="ID", help="model id as the endpoint names it")
@@ -659,6 +661,8 @@ def wanted_format(argv: Sequence[str]) -> str:
 def refuse_mixed(flags: argparse.Namespace) -> None:
     """Flags that make no sense together. Raises UsageError."""
     shows = flags.demo or flags.sessions or flags.explain_permission is not None
+    if flags.keep and not flags.demo:
+        raise UsageError("--keep goes with --demo")
     if flags.fork and flags.resume is None:
         raise UsageError("--fork goes with --resume or --continue")
     if flags.no_session and flags.resume is not None:
@@ -3263,7 +3267,7 @@ class Client:
         if no_model or no_place or named:
             listed = self.known_models()
             if listed and not lists_model(listed, self.model):
-                near = ", ".join(near_models(self.model, listed))
+                near = " ".join(", ".join(near_models(self.model, listed)).split())
                 hint = self.mask(f"the nearest of its models: {near} (--model)")
             elif not listed and not hint and (no_model or no_place):
                 hint = "name another with --model" if no_model else root_hint(self.endpoint)
@@ -3726,15 +3730,19 @@ def network_error(
 ) -> ProviderError | Transient:
     """What a connection that failed means: worth another try, or for the user to mend."""
     import requests
+    import urllib3
 
-    text, invalid = str(error), (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)
+    wrong = requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema
+    text, invalid = str(error), (*wrong, urllib3.exceptions.LocationParseError)
     if isinstance(error, requests.exceptions.ProxyError) and "407" in text:
         return ProviderError(f"{proxy_of(endpoint)} {PROXY_LOGIN}", 407)
     if isinstance(error, requests.exceptions.SSLError) and "EOF" not in text:
-        found = re.search(r"\[SSL[^]]*\] ?([^'\"]*?)( \(_ssl|['\"]|$)", text)
+        found = re.search(r"\[(?:SSL|X509)[^]]*\] ?(.*?)\.? \(_ssl", text)
         hint = "REQUESTS_CA_BUNDLE names a file with more authorities"
         if "WRONG_VERSION" in text or "record layer" in text:
             hint = f"perhaps it is http://, not https:// ({hint})"
+        if "not valid for" in text:
+            hint = "check the host in the base URL, and the proxy if there is one"
         reason = found[1] if found else text
         return ProviderError(f"no secure connection to {endpoint}: {reason}; {hint}")
     if isinstance(error, invalid) or "CA certificate bundle" in text:
@@ -5459,6 +5467,11 @@ class Signals:
         if not self.held:
             self.since = time.monotonic()
         self.held += 1
+
+    def ignore(self) -> None:
+        """What Python, on its way out, would put the default in place of: the code is told."""
+        for number in (1, 2, 15):
+            signal.signal(number, signal.SIG_IGN)
 
     def borrow(self) -> list[int]:
         """Take Ctrl-C, for a run, where it is still what Python makes of it by itself."""
@@ -7283,7 +7296,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
         raise UsageError(f"tool {name!r}: a name has 1 to 64 letters, digits, _ or -")
     description, _, rest = (inspect.getdoc(function) or "").partition("\n\n")
     if not description:
-        raise UsageError(f"tool {name}: the docstring is missing")
+        stripped = " (-OO and PYTHONOPTIMIZE=2 take it away)" if sys.flags.optimize > 1 else ""
+        raise UsageError(f"tool {name}: the docstring is missing{stripped}")
     helps = parameter_helps(rest)
     try:
         signature = inspect.signature(function, eval_str=True)
@@ -10618,6 +10632,7 @@ class Repeats(Streak):
 
 
 AUDIT_CHARS = 2000  # of one argument
+MOST_ATTACHED = 50  # files
 ATTACHED_CHARS = 3 * RESULT_CHARS  # of all files that one prompt names, or a quarter of the window
 MOST_THREADS = 8  # calls that run at once
 
@@ -10645,6 +10660,16 @@ class Running:
     plan: Change | None = None
     value: str | Change | None = None  # what it gave
     error: ToolError | None = None
+
+    def tell(self, status: str, text: str) -> None:
+        """It ended: with this result."""
+        ms = round((time.monotonic() - self.began) * 1000)
+        self.told = {"status": status, "content": clean(text), "ms": ms}
+
+    def judged(self) -> dict[str, str]:
+        """What was decided, and by which rule or for what reason."""
+        rule = self.decision.rule or self.decision.reason
+        return {"decision": self.decision.outcome, "rule": rule}
 
 
 class Budgets:
@@ -10971,14 +10996,22 @@ class Agent:
         not read, or is too much, is named in a notice.
         """
         shown, room = dict[str, str](), min(ATTACHED_CHARS, self.client.window or DEFAULT_CONTEXT)
-        for path in paths_in(prompt if words is None else words, self.workspace.has):
+        paths, late = paths_in(prompt if words is None else words, self.workspace.has), list[str]()
+        for path in paths[:MOST_ATTACHED]:
             try:
                 name, text = self.look_at(path)
-                if sum(map(len, shown.values())) + len(text) > room:
-                    raise ToolError("it is too much at once; the model can read it by itself")
-                shown.setdefault(name, text)
             except ToolError as error:
                 self.emit("notice", level="warning", text=f"@{path} is not attached: {error}")
+                continue
+            if sum(map(len, [*shown.values(), text])) > room and name not in shown:
+                late.append(path)
+            else:
+                shown[name] = text
+        late += paths[MOST_ATTACHED:]
+        if late:
+            more = f" and {len(late) - 1} more" if late[1:] else ""
+            why = "too much at once; the model can read it by itself"
+            self.emit("notice", level="warning", text=f"@{late[0]}{more} is not attached: {why}")
         if not shown:
             return prompt
         self.emit("notice", level="info", text=f"attached: {', '.join(shown)}")
@@ -10992,14 +11025,21 @@ class Agent:
         is_folder = self.workspace.safe_path(path).is_dir()
         call = Call("attach", "list_files" if is_folder else "read_file", {"path": path})
         one = Running(call, time.monotonic())
-        self.admit(one)
-        self.ask_hooks(one)
-        self.approve(one)
-        self.perform(one)
+        try:
+            self.admit(one)
+            self.ask_hooks(one)
+            self.approve(one)
+            self.perform(one)
+        except ToolError as refusal:
+            one.error = refusal
+        text, count = reveal(self.mask(clean(str(one.error or one.value))))
+        status = "ok" if one.error is None else "error"
+        one.tell("denied" if isinstance(one.error, Denied) else status, text)
+        self.audit(one)
+        self.tell_result(one)
         if one.error is not None:
             raise one.error
         name = self.workspace.relative(self.workspace.safe_path(path)) + "/" * is_folder
-        text, count = reveal(self.mask(clean(str(one.value))))
         self.warn_invisible(name, count)
         return name, clip(text) + invisible_note(count) + self.notes_for(one)
 
@@ -11349,10 +11389,14 @@ class Agent:
     # -- budgets
 
     def ended_budget(self) -> str:
-        """The unit of a budget that is used up; "" while all last, or when a person gives more."""
+        """The unit of a budget that is used up; "" while all last, or when a person gives more.
+
+        In a one-shot run the number that was given is the last word, as a script expects.
+        """
+        ask = None if self.one_shot else self.ask
         while unit := self.budgets.ended():
             text = f"{amount_text(self.budgets.used()[unit])} {unit} are used. Go on?"
-            if not is_yes(self.ask(Question("approve", text)) if self.ask else None):
+            if not is_yes(ask(Question("approve", text)) if ask else None):
                 break
             self.budgets.extend(unit)
         return unit
@@ -11603,8 +11647,8 @@ class Agent:
         made = find_tool(call.name, self.tools)
         if made is None:
             near = difflib.get_close_matches(call.name.casefold(), self.tools, n=3, cutoff=0.4)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            known = ", ".join(self.tools)
+            hint = f"; did you mean {' or '.join(near)}?" if near else "."
+            known = ", ".join(self.tools) or "none"
             raise ToolError(f"there is no tool {call.name!r}{hint} Known: {known}")
         return made
 
@@ -11827,7 +11871,7 @@ class Agent:
 
     def answer(self, one: Running, status: str, text: str) -> None:
         """Fill in a result, save, report; an equal call with an equal result is counted."""
-        call, decision = one.call, one.decision
+        call = one.call
         text, count = reveal(self.mask(text))
         text = clip(text) + invisible_note(count)
         self.warn_invisible(f"the result of {call.name}", count)
@@ -11837,11 +11881,9 @@ class Agent:
             text = clip(text, RESULT_CHARS - len(notes)) + loop + notes if notes else text + loop
             self.transcript.answer(call.id, text)
             self.save()
-            ms = round((time.monotonic() - one.began) * 1000)
-            one.told = {"status": status, "content": clean(text), "ms": ms}
-            judged = {"decision": decision.outcome, "rule": decision.rule or decision.reason}
-            self.audit(one, judged)
-            self.emit("tool_result", id=call.id, name=call.name, **one.told, **judged)
+            one.tell(status, text)
+            self.audit(one)
+            self.emit("tool_result", id=call.id, name=call.name, **one.told, **one.judged())
 
     def watch_loops(self) -> None:
         """Nothing was repeated yet: in a row, with other calls between, or in vain."""
@@ -11863,7 +11905,7 @@ class Agent:
             self.failures.last, self.failures.count = (), 0
         return note
 
-    def audit(self, one: Running, judged: Mapping[str, str]) -> None:
+    def audit(self, one: Running) -> None:
         """One line about a call in `.agent/audit.jsonl`, for whoever asks later who allowed it."""
         folder = self.session.folder
         if folder is None:
@@ -11873,7 +11915,7 @@ class Agent:
             "session": self.session.id,
             "tool": one.call.name,
             "arguments": {key: self.brief(value) for key, value in one.call.arguments.items()},
-            **judged,
+            **one.judged(),
             "by": one.by,
             "outcome": one.told["status"],
             "ms": one.told["ms"],
@@ -12156,7 +12198,10 @@ def is_answer(message: Message) -> bool:
     return message["role"] == "assistant" and not calls_of(message)
 
 
-AT_WORD = r"(?:^|(?<=[\s(\[{<\"']))"  # where a word with an @ begins
+AT_WORD = r"(?:^|(?<=[\s(\[{<\"'（「，。、：]))"  # where a word with an @ begins
+# What is not of its path: punctuation, and lines as `:7`, `:7-9`, `#L7` and `#L7-L9`.
+AT_END = Regex(r"(?:[.,:;!?)\]}>'，。、：；！？）」]|(?::|#L)\d+(?:-L?\d+)?)\Z")
+PATH_CHARS = 4096  # a longer one names nothing
 
 
 def paths_in(text: str, exists: Callable[[str], bool]) -> list[str]:
@@ -12167,9 +12212,12 @@ def paths_in(text: str, exists: Callable[[str], bool]) -> list[str]:
     """
     found = []
     text = re.sub(r"(?s)```.*?(?:```|$)|`[^`\n]*`", " ", text)
-    for quoted, word in re.findall(AT_WORD + r'@(?:"([^"\n]+)"|([^\s"]+))', text):
+    words = re.findall(AT_WORD + r'@(?:"([^"\n]+)"|([^\s"]+))', text)
+    for quoted, word in dict.fromkeys(words):
+        word = word if len(word) < PATH_CHARS else ""
         while word and not exists(word):
-            word = word[:-1] if word[-1] in ".,:;!?)]}>'" else ""
+            shorter = AT_END.sub("", word)
+            word = shorter if shorter != word else ""
         found += [path for path in (quoted, word) if path and exists(path)]
     return list(dict.fromkeys(found))
 
@@ -12218,7 +12266,7 @@ def money_text(total: Mapping[str, Any]) -> str:
     about = "~" if amount_of(total, "estimated") else ""
     cost, unpriced = amount_of(total, "cost_usd"), amount_of(total, "unpriced")
     if "cost_usd" not in total:
-        return "unpriced"
+        return "unpriced" if amount_of(total, "prompt_tokens") else "$0"
     digits = 7 if 0 < cost < 0.001 else 4
     return f"{about}${cost:,.{digits}f}" + (f" and {unpriced} unpriced" if unpriced else "")
 
@@ -12899,12 +12947,6 @@ class Screen:
         """A diff, as it looks here."""
         self.line(text)
 
-    def answer(self, text: str) -> None:
-        """The whole answer, where it was not shown as it came."""
-        if text and not self.streams:
-            show = visible if self.out.isatty() else clean
-            self.write(self.out, show(text) + "\n")
-
     def end_line(self) -> None:
         """Finish the line of streamed text."""
         if self.open_line:
@@ -12963,6 +13005,13 @@ class Screen:
         """A request is tried again."""
         again = "; the reply starts again" if restarts_reply else ""
         self.line(f"retry {attempt} of {of} in {delay:.1f} s: {reason}{again}")
+
+    def answer(self, text: str) -> None:
+        """The answer of a turn, where it was not shown as it came."""
+        self.end_line()
+        if text and not self.streams:
+            show = visible if self.out.isatty() else clean
+            self.write(self.out, show(text) + "\n")
 
     def figures(self, agent: Agent) -> None:
         """What a turn used, behind it."""
@@ -14721,7 +14770,9 @@ class Repl:
             elif text:
                 self.turn(self.agent.attach(text))
         except (AgentError, OSError) as error:
-            self.screen.line(f"agent: {self.agent.mask(str(error))}")
+            name, why = getattr(error, "filename", None), getattr(error, "strerror", None)
+            text = f"{os.path.basename(name)[:80]}: {why}" if name and why else str(error)
+            self.screen.line(f"agent: {self.agent.mask(text)}")
 
     def cancelled(self, exit_code: int) -> None:
         """After a signal: Ctrl-C gives the prompt back, any other ends the program."""
@@ -14739,7 +14790,6 @@ class Repl:
             self.cancelled(result.exit_code)
         elif result.status not in ("done", "needs_permission"):
             self.give_back()
-        self.screen.end_line()
         self.screen.answer(result.text)
         self.screen.figures(self.agent)
 
@@ -14836,11 +14886,11 @@ class Repl:
     def complete(self, before: str) -> list[str]:
         """What the last word before the cursor can be completed to."""
         word = before[word_start(before) :]
-        name, blank, _ = before[1:].partition(" ")
+        name, blank, argument = before[1:].partition(" ")
         try:
             if word.startswith("@"):
                 return self.files(word)
-            if not before.startswith("/"):
+            if not before.startswith("/") or " " in argument:  # its first word is to be chosen
                 return []
             found = self.choices(name) if blank else [f"/{name}" for name in self.names()]
             return [each for each in found if each.startswith(word)]
@@ -14872,7 +14922,8 @@ class Repl:
             raise UsageError("/edit needs an editor: set VISUAL or EDITOR, e.g. EDITOR=nano")
         text = self.edited(command, argument)
         if not text:
-            self.screen.line("agent: the editor left nothing, so there is no draft")
+            why = "one with a window of its own needs a flag to wait, as code --wait"
+            self.screen.line(f"agent: the editor left nothing, so there is no draft; {why}")
         self.person.draft = text
 
     def edited(self, command: Sequence[str], text: str) -> str:
@@ -14890,11 +14941,13 @@ class Repl:
                 code = subprocess.run(argv, cwd=root, env=agent.settings.environ).returncode
             if code:
                 raise UsageError(f"{command[0]} ended with {code}; the text is as it was")
-            return clean(Path(name).read_text("utf-8", "replace")).strip("\n")
+            left = clean(read_plain(Path(name)).decode("utf-8", "replace"))
+            return re.sub(r"\r\n?", "\n", left).strip("\n")
         except OSError as error:
             raise UsageError(f"{command[0]}: {error.strerror}") from error
         finally:
-            os.unlink(name)
+            with contextlib.suppress(OSError):  # the editor has removed it
+                os.unlink(name)
 
     def about(self, name: str, action: Any) -> tuple[str, str]:
         """A command with its arguments, and what it does: from its function, or its file."""
@@ -15582,6 +15635,8 @@ def install_signals(signals: Signals) -> None:
     So a thread that learns of it in the same moment wakes the main one up. It also ends the process
     when that does not find its end.
     """
+    import atexit
+
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.signal(signal.SIGURG, lambda *_: None)  # it only wakes up
@@ -15590,6 +15645,7 @@ def install_signals(signals: Signals) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signals.give_up = True
     signals.install()
+    atexit.register(signals.ignore)  # behind all that could hang
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def wake() -> None:
@@ -15620,7 +15676,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = known.events.exit_code  # it came behind the result, which is out
         else:
             report_failure(known, "cancelled", code)
-    close_streams()
+    finally:
+        close_streams()  # also behind --help
     return code
 
 
@@ -15642,6 +15699,9 @@ def attend(argv: Sequence[str], signals: Signals, known: argparse.Namespace) -> 
     except Exception as error:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None  # in a class body, or in the middle of argparse
+        if isinstance(error, ModuleNotFoundError) and error.name == "requests":
+            report_failure(known, f"{sys.executable} has no requests: pip install requests", 1)
+            return 1
         mask = secrets_of(known.settings).mask
         where = save_crash(error, mask)
         report_failure(known, mask(f"internal error: {error!r}; {where}"), 1)
@@ -15828,11 +15888,19 @@ def init_event(agent: Agent | None, settings: Settings | None = None) -> dict[st
         "session_id": agent.session.id if agent and agent.session.path else "",
         "model": agent.client.model if agent else known.model,
         "base_url": agent.client.endpoint if agent else known.endpoint if settings else "",
-        "root": str(agent.workspace.root) if agent else os.path.abspath(known.workspace),
+        "root": str(agent.workspace.root) if agent else full_path(known.workspace),
         "mode": agent.mode if agent else known.mode,
         "sandbox": agent.workspace.sandbox_state if agent else "off: nothing was started",
         "version": __version__,
     }
+
+
+def full_path(path: str) -> str:
+    """A path from /, or as it is where the folder that we stand in was removed."""
+    try:
+        return os.path.abspath(path)
+    except OSError:
+        return path
 
 
 def find_endpoint(settings: Settings, screen: Screen, *, search: bool) -> Settings:
@@ -15953,20 +16021,20 @@ def run_once(agent: Agent, prompt: str, person: Person, flags: argparse.Namespac
             result = agent.run(agent.attach(prompt, words))  # what is piped in names no files
     finally:
         typist.__exit__()  # a signal may have come before its end
-    screen.end_line()
-    if flags.output_format == "text":
-        screen.answer(result.text)
+    screen.answer(result.text if flags.output_format == "text" else "")
     if not screen.failure:
         screen.figures(agent)
     for row in {encode([row["name"], row["arguments"]]): row for row in result.denied}.values():
         show_refusal(row, screen)
-    if result.exit_code in (1, 53, 75, 77) and result.session_id:
+    code = result.exit_code
+    if screen.failure and not code:
+        screen.line(f"agent: the answer could not be written: {screen.failure}")
+        code = 1
+    if code in (1, 53, 75, 77) and result.session_id:
         place = agent.settings.workspace
         where = "" if place == "." else f" --workspace {shlex.quote(place)}"
         screen.line(f"agent: to go on: agent{where} --resume {result.session_id}")
-    if screen.failure and not result.exit_code:
-        raise AgentError(f"the answer could not be written: {screen.failure}")
-    return result.exit_code
+    return code
 
 
 def show_refusal(row: Mapping[str, Any], screen: Screen) -> None:
@@ -16007,6 +16075,7 @@ def run_demo(settings: Settings, signals: Signals, screen: Screen, *, keep: bool
     import shutil
     import tempfile
 
+    sys.path.append(str(Path(__file__).resolve().parent))  # which -I and -P leave out
     try:
         from flaky_server import DEMO_FILES, FlakyServer, demo_script
     except ImportError as error:

@@ -2764,6 +2764,8 @@ def test_again_without_anything_to_answer_says_so(stage: Callable[..., Stage]) -
         pytest.param("mail me@a.py or @user or @", [], id="no file"),
         pytest.param("`@a.py`\n```\n@a.py\n```", [], id="code"),
         pytest.param("@src", ["src/"], id="a folder"),
+        pytest.param("@a.py:3 @src/b.py#L1-L2 @c:3", ["a.py", "src/b.py"], id="lines"),
+        pytest.param("看 @a.py， （@src/b.py）。", ["a.py", "src/b.py"], id="wide punctuation"),
     ],
 )
 def test_a_prompt_names_files_by_an_at(stage, tmp_path, prompt, names):
@@ -2799,6 +2801,27 @@ def test_a_file_that_was_attached_can_be_edited_and_is_bounded(stage, tmp_path):
     text = one.agent.attach(" ".join(f"@{number}.txt" for number in range(9)))
     assert (text.count("[file: "), len(text) < 62_000) == (3, True)
     assert "go on with start=" in text
+    assert [notice["text"].split(":")[0] for notice in one.of("notice")] == [
+        "attached",
+        "@3.txt and 5 more is not attached",
+        "attached",
+    ]
+
+
+def test_what_was_attached_or_refused_is_told_to_hooks_and_stands_in_the_audit(stage, tmp_path):
+    put_files(tmp_path)
+    (tmp_path / ".env").write_text("KEY=secret")
+    told: list[tuple[str, str]] = []
+    one = stage([])
+    for event in ("before_tool", "after_tool"):
+        one.agent.hooks[event] = [lambda facts: told.append((facts["event"], facts["tool"]))]
+    one.agent.attach("@a.py @.env")
+    rows = [json.loads(row) for row in (tmp_path / ".agent/audit.jsonl").read_text().splitlines()]
+    assert [(row["tool"], row["arguments"]["path"], row["outcome"]) for row in rows] == [
+        ("read_file", "a.py", "ok"),
+        ("read_file", ".env", "denied"),
+    ]
+    assert told == [("before_tool", "read_file"), ("after_tool", "read_file")]
 
 
 def put_files(folder: Path) -> None:

@@ -898,6 +898,64 @@ def test_without_an_open_stream_the_work_is_done_and_the_session_is_saved(
         assert (events_of(out)[-1]["text"] if flags else out.strip()) == "ok"
 
 
+@pytest.mark.parametrize("flags", [["--json", "hi"], ["--output-format", "json", "--wrong"]])
+def test_a_folder_that_was_removed_under_the_agent_is_a_2_in_json_too(run_agent, flags):
+    gone = 'mkdir gone; cd gone; rmdir "$PWD"; exec "$@"'
+    done = run_agent(*flags, under=["/bin/sh", "-c", gone, "sh"])
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, last["exit_code"], event_problems(last)) == (2, 2, [])
+
+
+@pytest.mark.parametrize(
+    ("env", "word", "code"),
+    [
+        pytest.param({"PYTHONPATH": f"stubs:{ROOT}"}, "pip install requests", 1, id="no requests"),
+        pytest.param({"PYTHONOPTIMIZE": "2"}, "PYTHONOPTIMIZE", 2, id="no docstrings"),
+    ],
+)
+def test_a_python_that_lacks_something_is_one_line_that_names_it(
+    run_agent, workspace, env, word, code
+):
+    (workspace / "stubs").mkdir()
+    stub = 'raise ModuleNotFoundError("No module named requests", name="requests")\n'
+    (workspace / "stubs" / "requests.py").write_text(stub)
+    done = run_agent("hi", env=env | {"AGENT_BASE_URL": "http://127.0.0.1:9/v1"})
+    assert (done.returncode, done.stdout, word in only(done.stderr.splitlines())) == (
+        code,
+        "",
+        True,
+    )
+
+
+def test_help_for_a_reader_that_left_is_no_complaint(start_agent):
+    reader, writer = os.pipe()
+    os.close(reader)
+    agent = start_agent("--help", stdout=writer)
+    os.close(writer)
+    assert (agent.communicate(timeout=60)[1], agent.returncode) == ("", 0)
+
+
+LATE = """
+import os, sys
+from agent import main
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        for number in (1, 2, 15):
+            kill(pid, number)
+
+late = Late()
+sys.exit(main(["--sessions"]))
+"""
+
+
+def test_a_signal_while_python_is_on_its_way_out_does_not_change_the_code(tmp_path):
+    """Python itself puts the default actions back before its modules go."""
+    known = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    run = [sys.executable, "-c", LATE]
+    assert subprocess.run(run, cwd=tmp_path, env=known, capture_output=True).returncode == 0
+
+
 @LONG
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
 @pytest.mark.parametrize("name", ["denied", "turns", "401", "404"])
@@ -1097,6 +1155,13 @@ def test_on_a_terminal_a_flag_for_scripts_means_that_nothing_is_asked(
         assert screen.wait() == code
     assert "I could not." in screen.text and "? [y" not in screen.text
     assert not (workspace / "AGENTS.md").exists()
+
+
+def test_in_a_one_shot_run_on_a_terminal_the_end_of_a_budget_is_no_question(terminal):
+    with FlakyServer([READ, "report"]) as server:
+        screen = terminal("--max-turns", "1", "go", server=server)
+        assert screen.wait() == 53
+    assert "report" in screen.text
 
 
 @pytest.mark.parametrize("flags", [["-p"], pytest.param(["-p", "--yes"], marks=LONG)], ids=str)

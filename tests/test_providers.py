@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import requests
 from conftest import KEY, put_session, session_files, talk, until
 
 from agent import (
@@ -28,6 +29,7 @@ from agent import (
     connection_reason,
     find_local_server,
     model_ids,
+    network_error,
     problems,
     redirect_text,
     root_hint,
@@ -425,6 +427,32 @@ def test_a_proxy_that_is_not_there_is_named_without_its_password(start_agent):
     agent.send_signal(signal.SIGINT)
     agent.communicate(timeout=60)
     assert "http://127.0.0.1:9 of HTTPS_PROXY" in line and "s3cret" not in line
+
+
+SSL = "(Caused by SSLError({}(1, '[{}: X] {} (_ssl.c:1006)')))"
+VERIFY = "certificate verify failed: "
+
+
+@pytest.mark.parametrize(
+    "text, reason, hint",
+    [
+        ((VERIFY + "self-signed certificate"), "self-signed certificate;", "REQUESTS_CA_BUNDLE"),
+        ((VERIFY + "Hostname mismatch, not valid for 'a.b'."), "for 'a.b';", "check the host"),
+        ("wrong version number", "wrong version number;", "perhaps it is http://"),
+    ],
+)
+def test_a_connection_that_is_not_secure_says_why_and_what_to_look_at(text, reason, hint):
+    name = "SSL: WRONG_VERSION_NUMBER" if "version" in text else "SSL"
+    told = requests.exceptions.SSLError(SSL.format("SSLError", name, text))
+    error = network_error(told, "https://a.b/v1")
+    assert isinstance(error, ProviderError) and error.exit_code == 1
+    assert reason in str(error) and hint in str(error) and "_ssl" not in str(error)
+
+
+def test_a_base_url_that_holds_a_password_is_refused_without_it():
+    with pytest.raises(UsageError) as caught:
+        Settings(base_url="http://joe:s3cret@127.0.0.1:9/v1")
+    assert "password" in str(caught.value) and "s3cret" not in str(caught.value)
 
 
 def test_a_local_server_that_is_not_started_is_told_with_its_command():

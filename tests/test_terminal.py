@@ -37,6 +37,7 @@ from agent import (
     COMMANDS,
     PROVIDERS,
     Agent,
+    Always,
     Person,
     Question,
     Repl,
@@ -1180,6 +1181,27 @@ def at_prompt(tmp_path):
 USERS = "config/agent"  # where the user's own commands are below the root of a Prompt
 
 
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        ("/mode a", ["ask", "auto"]),
+        ("/mode ask a", []),
+        ("say /mode a", []),
+        ("/edit see @a", ["@a.py"]),
+        ("see (@s", ['@"s p.txt"', '@"src/']),
+        ('see @"s p', ['@"s p.txt"']),
+        ("me@a", []),
+    ],
+)
+def test_a_word_before_the_cursor_is_completed(at_prompt, before, found):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        for name in ("a.py", "s p.txt", "src/b.py"):
+            (say.root / name).parent.mkdir(exist_ok=True)
+            (say.root / name).touch()
+        assert say.repl.complete(before) == found
+
+
 def test_help_lists_every_command_in_a_group_within_80_columns(at_prompt):
     with FlakyServer([]) as server:
         say = at_prompt(server)
@@ -1327,6 +1349,24 @@ def test_a_rule_that_is_none_is_refused(at_prompt, typed):
         assert say("/allow").startswith("no rules")
 
 
+def test_always_ends_with_the_session_as_its_question_says(at_prompt):
+    step = call("write_file", path="a.txt", content="1")
+    with FlakyServer([step, "PONG", step, "PANG"]) as server:
+        say = at_prompt(server, [Always(("write_file a.txt",)), "n"])
+        assert "write_file a.txt  (approved in this session" in say(
+            "one", "/mode auto", "/mode ask", "/allow"
+        )
+        assert say("/clear", "/allow").startswith("no rules")
+        say("two")
+    assert len(say.asked) == 2
+
+
+def test_an_error_of_the_disk_is_one_line_without_its_number(at_prompt):
+    with FlakyServer([]) as server:
+        shown = at_prompt(server)("/export " + "x" * 300)
+    assert shown == f"agent: {'x' * 80}: File name too long\n"
+
+
 def test_a_rule_for_a_tool_that_is_not_there_says_so(at_prompt):
     with FlakyServer([]) as server:
         say = at_prompt(server)
@@ -1358,7 +1398,8 @@ def test_cost_adds_up_by_model_in_one_session(at_prompt):
         say = at_prompt(server, prices={"flaky-1": (1.0, 1.0, 2.0)})
         rows = say("one", "/model other", "two", "/cost").splitlines()
         assert say("/status").splitlines()[-2:] == rows[:2]
-        assert say("/clear", "/cost").startswith("tokens: 0 in")
+        shown = say("/clear", "/cost")
+        assert shown.startswith("tokens: 0 in") and shown.split("\n")[0].endswith("; $0")
     assert "2,000 in" in rows[0] and rows[0].endswith("$0.0010 and 1 unpriced")
     assert rows[2:4] == [
         "  flaky-1: 1,000 in (0 % cached), 10 out; $0.0010",
@@ -1869,8 +1910,14 @@ def test_what_the_editor_leaves_is_the_draft_of_the_next_prompt(terminal, tmp_pa
 
 @pytest.mark.parametrize(
     ("editor", "shown"),
-    [("", "set VISUAL or EDITOR"), ("false", "ended with 1"), ("no-such-editor", "No such file")],
-    ids=["unset", "fails", "missing"],
+    [
+        ("", "set VISUAL or EDITOR"),
+        ("false", "ended with 1"),
+        ("no-such-editor", "No such file"),
+        ("rm", "rm: No such file"),
+        ("sh -c 'rm $0; mkfifo $0'", "sh: no regular file"),
+    ],
+    ids=["unset", "fails", "missing", "removes", "pipe"],
 )
 def test_without_an_editor_the_text_stays(terminal, editor, shown):
     with FlakyServer(["PONG"]) as server:
