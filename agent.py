@@ -27,7 +27,8 @@ Vocabulary: a *turn* is a user message up to the reply that calls no tool; a *st
 reply and the results of its calls; a *call* is a tool request of the model and a *result* its
 answer; to *seal* is to answer a call before it runs; an *event* is what `emit(kind, **data)` says.
 
-Left out on purpose: async, plugins, a project config, a theme engine, a database, telemetry.
+Left out on purpose: async, plugins, a project config, themes, a database, telemetry, a full-screen
+interface, model-judged safety, a native Windows build. Section 9, extras (MCP, ...), is to come.
 """
 
 from __future__ import annotations
@@ -576,11 +577,11 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line of CONTRACT, as far as it is built."""
     parser = Parser(prog="agent", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("prompt", nargs="*", help="what to do; - reads stdin; nothing in a terminal: REPL")
+    add("prompt", nargs="*", help="what to do; -: read it from stdin; none: interactive")
     add("-m", "--model", metavar="ID", help="model id as the endpoint names it")
     add("--provider", metavar="NAME", help=f"one of: {', '.join(PROVIDERS)}")
     add("--base-url", metavar="URL", help="any OpenAI-compatible root")
-    add("-r", "--resume", metavar="ID", help="go on with a session: the newest, or by its id")
+    add("-r", "--resume", metavar="[ID]", help="go on with a session: the newest, or by its id")
     add("-c", "--continue", dest="go_on", action="store_true", help="--resume without an id")
     add("--fork", action="store_true", help="with --resume or --continue: go on in a copy")
     add("--no-session", action="store_true", help="keep nothing on disk")
@@ -589,26 +590,26 @@ def build_parser() -> argparse.ArgumentParser:
     add("--mode", choices=MODES, help="what runs without asking (default: ask)")
     add("--allow", metavar="RULE", action="append", help="permit, e.g. 'bash pytest *'")
     add("--deny", metavar="RULE", action="append", help="forbid, e.g. 'write_file docs/**'")
-    add("--sandbox", choices=SANDBOX, help="walls around commands; auto: in mode auto")
+    add("--sandbox", choices=SANDBOX, help="OS sandbox for commands; auto: on in mode auto")
     add("--explain-permission", metavar="CMD", help="how a command would be judged; runs nothing")
     add("--network", action="store_true", help="fetch_url, web_search and commands may use it")
     add("--tools", type=split_names, metavar="A,B", help="only these tools")
     add("--exclude-tools", type=split_names, metavar="A,B", help="not these tools")
     add("-w", "-C", "--workspace", metavar="DIR", help="the workspace root (default: here)")
     add("-p", "--print", action="store_true", help="one-shot; stdout: only the final answer")
-    add("--output-format", choices=FORMATS, default="text", help="of a one-shot run's stdout")
+    add("--output-format", choices=FORMATS, default="text", help="what a one-shot run prints")
     add("--json", dest="output_format", action="store_const", const=FORMATS[2], help="stream-json")
-    add("--max-turns", "--max-steps", type=int, metavar="N", help="model steps (default: 100)")
+    add("--max-turns", "--max-steps", type=int, metavar="N", help="model steps (100; 0: no limit)")
     number, amount = positive(int), positive(float)
     add("--max-tokens-total", type=number, metavar="N", help="tokens, as long as the agent runs")
     add("--max-budget-usd", type=amount, metavar="X", help="money, as long as the agent runs")
     add("--timeout", type=amount, metavar="SECONDS", help="time for one prompt")
     add("--check", type=not_blank, metavar="CMD", help="must pass before a turn counts as done")
-    add("--context", type=int, metavar="TOKENS", help="the context window")
+    add("--context", type=int, metavar="TOKENS", help="window, if the endpoint tells none")
     add("--append-system-prompt", metavar="TEXT", help="added to the system prompt")
     add("--bare", action="store_true", help="no AGENTS.md, user config, hooks, extras")
     add("--demo", action="store_true", help="a scripted model fixes a real bug; needs no key")
-    add("--keep", action="store_true", help="with --demo: keep the scratch folder")
+    add("--keep", action="store_true", help="with --demo: keep its folder")
     add("--version", action="version", version=f"agent {__version__}")
     return parser
 
@@ -3500,7 +3501,7 @@ class Client:
             if isinstance(failure, ProviderError):
                 raise failure from error
             reason = self.mask(str(failure))
-            raise TryLater(f"its models can not be listed: {reason}") from error
+            raise TryLater(f"the models of {self.endpoint} can not be listed: {reason}") from error
         if answer.status_code == 200 and answer.content.lstrip().startswith(b"<"):
             raise ProviderError(web_page_text(self.endpoint))
         value = json_or_none(answer.content) if answer.status_code == 200 else None
@@ -11675,10 +11676,14 @@ class Agent:
         added: dict[str, Any] = {outcome: tuple(dict.fromkeys([*rules, rule]))}
         self.settings = dataclasses.replace(settings, origins=origins, **added)
         lift_paths(self.workspace, self.policy().allow)
-        tool = rule.split(" ")[0]
-        if tool not in (*self.tools, "*"):
-            return f"there is no tool {tool!r}, so it does nothing (tools: {', '.join(self.tools)})"
-        return rule_warning(dataclasses.replace(settings, allow=(rule,) * (outcome == "allow")))
+        wide = rule_warning(dataclasses.replace(settings, allow=(rule,) * (outcome == "allow")))
+        return self.idle_rule(rule) or wide
+
+    def idle_rule(self, text: str) -> str:
+        """That a rule names a tool that is not there, perhaps mistyped; "" when it is."""
+        tool, there = parse_rule(text).tool, ", ".join(self.tools)
+        idle = tool not in (*self.tools, "*")
+        return f"the rule {text!r} does nothing: no tool {tool!r} (tools: {there})" if idle else ""
 
     def rules(self) -> Iterator[tuple[str, str, str]]:
         """The rules in force: outcome, text, and where each comes from."""
@@ -14663,7 +14668,10 @@ SAME = {"?": "help", "quit": "exit", "q": "exit", "new": "clear", "reset": "clea
 SAME |= {"usage": "cost", "permissions": "allow", "rules": "allow", "rewind": "undo"}
 KEYS = {
     "!command": "run a shell command yourself; the model sees its output",
-    "Up": "what was typed before, in all sessions of this project",
+    "@path": "put this file into the prompt",
+    "Tab": "complete a command, what stands behind it, or an @path",
+    "Up, Ctrl-R": "what was typed before, in all sessions of this project",
+    "Alt-Enter, \\ Enter": "go on in the next line",
     "Ctrl-C, Ctrl-D": "end the turn; leave",
 }
 HELP_COLUMNS = 80
@@ -15548,7 +15556,9 @@ def build_agent(
     unwalled = agent.set_walls()
     agent.use_session(session)
     report("init", **init_event(agent))
-    for text in filter(None, (trouble, unwalled, rule_warning(settings))):
+    some = settings.tools or settings.exclude_tools  # then rules for the others are no mistake
+    idle = [] if some else [agent.idle_rule(rule) for _, rule, _ in agent.rules()]
+    for text in filter(None, (trouble, unwalled, rule_warning(settings), *idle)):
         report("notice", level="warning", text=text)
     return agent
 

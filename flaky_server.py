@@ -37,6 +37,7 @@ import os
 import random
 import re
 import select
+import signal
 import socket
 import socketserver
 import struct
@@ -1770,6 +1771,7 @@ def main(argv: list[str] | None = None) -> int:
     """Serve until Ctrl-C (130). 1: the port is taken; 2: usage, or a file that is no script."""
     options = arguments().parse_args(argv)
     if options.list:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` leaves early
         for name, fault in FAULTS.items():
             print(f"{name:32} {fault.__doc__}")
         return 0

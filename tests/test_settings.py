@@ -717,3 +717,19 @@ def test_a_list_of_tools_without_a_name_is_a_usage_error_that_names_the_flag(loa
         with pytest.raises(UsageError, match=flag) as caught:
             loaded(*argv, "x")
         assert (caught.value.exit_code, "\n" in str(caught.value)) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("more", "warned"),
+    [pytest.param({}, 1, id="all"), pytest.param({"exclude_tools": ("note",)}, 0, id="some")],
+)
+def test_a_rule_whose_tool_is_mistyped_is_one_warning_unless_tools_are_left_out(
+    tmp_path, more, warned
+):
+    rules = {"deny": ("wrte_file docs/**", "* secrets/**"), "allow": ("bash make test",)}
+    settings = Settings(
+        "m", base_url="http://127.0.0.1:9", workspace=str(tmp_path), **rules, **more
+    )
+    told: list[str] = []
+    build_agent(settings, emit=lambda kind, **data: told.append(data.get("text", ""))).close()
+    assert len([text for text in told if "no tool 'wrte_file'" in text]) == warned
