@@ -996,7 +996,8 @@ def test_a_turn_has_a_spinner_and_leaves_nothing_of_it(terminal):
 
 
 def test_an_edit_in_a_question_has_colours(terminal):
-    with FlakyServer([call("write_file", path="a.txt", content="word\n"), "PONG"]) as server:
+    write = {"name": "write_file", "arguments": {"path": "a.txt", "content": "word\n"}}
+    with FlakyServer([{"calls": [write], "text": "words"}, "PONG"]) as server:
         screen = terminal(server=server, ui=True)
         ask(screen, "write")
         assert "+word" in screen.question()
@@ -1005,6 +1006,7 @@ def test_an_edit_in_a_question_has_colours(terminal):
         screen.expect("PONG")
         leave(screen)
     assert "\x1b[32m+word\x1b[0m" in screen.output and screen.text.count("+word") == 1
+    assert "words\r\n\r\n--- /dev/null" in screen.text  # apart from what was said
 
 
 @pytest.mark.parametrize("change", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
@@ -1035,6 +1037,7 @@ def test_show_prints_the_whole_of_a_call(terminal, ui):
         ask(screen, "/show 3")
         screen.expect("there are 2 calls")
         leave(screen)
+    assert ui or screen.text.count("[27 more lines, /show]\r\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -1789,6 +1792,8 @@ def test_lines_that_are_pasted_or_made_are_one_prompt(terminal, workspace, ui, k
         leave(screen)
     assert [prompts(request) for request in server.requests] == [["one\ntwo\nthree"]]
     assert history(workspace).read_text() == "one\u2028two\u2028three\nexit\n"
+    shown = screen.text[: screen.text.index("PONG")]
+    assert [word for word in ("one", "two", "three") if word not in shown] == []
 
 
 @BOTH
@@ -1866,7 +1871,7 @@ def test_without_codes_the_line_editor_writes_none_either(terminal, workspace, c
     (workspace / "alto.txt").touch()
     with FlakyServer(["PONG"]) as server:
         screen = terminal(server=server, env=change, ui=True)
-        ask(screen, "see @a\t\tp\t")
+        ask(screen, "wrong\x01\x0b你\x7fsee @a\t\tp\t")  # also where it moves in the line
         screen.expect("PONG")
         leave(screen)
     assert "\x1b" not in screen.output
