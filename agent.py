@@ -12948,6 +12948,10 @@ class Screen:
         self.end_line()
         self.write(self.err, visible(text) + "\n")
 
+    def diff(self, text: str) -> None:
+        """A diff, as it looks here."""
+        self.line(text)
+
     def end_line(self) -> None:
         """Finish the line of streamed text."""
         if self.open_line:
@@ -13449,7 +13453,7 @@ class UiScreen(Screen):
                 self.inside -= 1
         if self.stop_later and not self.inside:
             self.stop_later = False
-            signal.raise_signal(signal.SIGTSTP)
+            suspend()  # this may be the thread of the ticker
 
     def emit(self, kind: str, **data: Any) -> None:
         """Show one event; none is half shown."""
@@ -13712,6 +13716,12 @@ class UiScreen(Screen):
         with self.whole():
             self.end_text()
             self.add_lines(text)
+
+    def diff(self, text: str) -> None:
+        """A diff in its colours."""
+        with self.whole():
+            self.above += map(painted_diff, visible(text).split("\n"))
+            self.draw()
 
     def on_queued(self, text: str) -> None:
         """A line was typed while the turn runs; what is being said goes on behind it."""
@@ -15144,7 +15154,7 @@ class Repl:
 
     def do_diff(self, _: str) -> None:
         """show what this session changed in files"""
-        self.screen.line(self.agent.diff().rstrip("\n") or "nothing was changed")
+        self.screen.diff(self.agent.diff().rstrip("\n") or "nothing was changed")
 
     def do_undo(self, argument: str) -> None:
         """take back the last turn, or the last N, with its files: /undo [N]"""
