@@ -13743,7 +13743,7 @@ class UiScreen(Screen):
     def on_usage(self, *, completion_tokens: int = 0, **_: Any) -> None:
         """A reply was counted: the next one begins a line."""
         self.told, self.reply = self.told + completion_tokens, 0
-        self.end_line()
+        self.end_text()
 
     def on_tool_use(self, id: str, name: str, arguments: dict[str, Any]) -> None:
         """A call begins; its line is printed when it ends."""
