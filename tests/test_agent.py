@@ -1211,7 +1211,7 @@ SIMILAR = {
     "diff": "".join(f"-old {n}\n+new {n}\n" for n in range(400)),
     "rulers": f"{'-' * 900}\ntext\n{'=' * 2000}\n",
     "199 lines": "the same\n" * 199,
-    "many words": "word " * 4_000,
+    "many words": "word " * 12_000,
 }
 
 
