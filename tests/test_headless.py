@@ -1350,8 +1350,9 @@ def test_a_proxy_that_refuses_is_one_line_without_its_password(run_agent, worksp
 
 
 @LONG
-@pytest.mark.parametrize("scheme", ["http", "https"])
-@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize(
+    ("scheme", "flags"), [("http", []), ("https", ["--json"])], ids=["text", "json"]
+)
 def test_a_proxy_that_is_not_there_is_named_without_its_password(run_agent, scheme, flags):
     done = run_agent(*flags, "hi", env=behind("127.0.0.1:9", scheme))
     line = complaint(done.stderr)
