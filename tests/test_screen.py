@@ -415,7 +415,7 @@ HOSTILE = [
     "&ZeroWidthSpace;",
 ]
 # What a screen of ours may write itself.
-OURS = re.compile(r"\x1b\[(?:[0-9;]*[mABCDEFGK]|0?J|\?(?:25|2026)[hl])|\r\n|\r|\n|\t")
+OURS = re.compile(r"\x1b\[(?:[0-9;]*[mABCDEFGK]|0?J|\?(?:7|25|2026)[hl])|\r\n|\r|\n|\t")
 NEVER = re.compile(
     "[\0-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]"
 )

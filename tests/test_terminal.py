@@ -821,6 +821,7 @@ class Paper:
 
     def __init__(self, text: str) -> None:
         self.rows, self.at, self.column, self.highest = [""], 0, 0, 0
+        text = re.sub(r"\x1b\[\?7[lh]", "", text)  # no row of the region is broken
         for code, letter, char in re.findall(r"\x1b\[([\d;]*)([ABKm])|([^\a])", text, re.DOTALL):
             if letter:
                 self.move(letter, int(code) if letter in "AB" else 0)
