@@ -702,6 +702,7 @@ def test_one_shot_writes_no_escape_byte_where_none_is_wanted(
     assert ("PONG" in output, "\x1b" in output) == (True, False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes, redirection", HIDES)
 def test_a_dialogue_writes_no_escape_byte_where_none_is_wanted(
     shell, workspace, changes, redirection
@@ -814,7 +815,7 @@ def test_an_edit_is_a_diff_and_a_call_one_line_that_show_tells_whole(terminal, w
         ask(screen, "/diff")
         screen.expect("+new line")
         leave(screen)
-    assert ("\x1b[32m+new line\x1b[0m\r\n" in screen.output.split("/diff")[1]) is ui
+    assert ("\x1b[32m+new line\x1b[0m\r\n" in screen.output.rpartition("/diff")[2]) is ui
     assert re.search(r"-\s{0,3}old line", shown) and re.search(r"\+\s{0,3}new line", shown)
     assert re.search(r"number-1\s", whole) and re.search(r"number-150\s", whole)
     assert "\x07" not in screen.output
@@ -838,7 +839,7 @@ def config(home: Path, text: str) -> None:
 
 BELLS = [
     pytest.param("", {}, True, 1, id="ui"),
-    pytest.param("bell = false\n", {}, True, 0, id="off"),
+    pytest.param("bell = false\n", {}, True, 0, id="off", marks=pytest.mark.long),
     pytest.param("bell = true\n", {}, False, 1, id="plain", marks=pytest.mark.long),
     pytest.param("", {"NO_COLOR": "1"}, True, 1, id="NO_COLOR", marks=pytest.mark.long),
     pytest.param("bell = false\n", {}, False, 0, id="plain, off", marks=pytest.mark.long),
@@ -863,7 +864,7 @@ LONG_TURN = call("bash", command="sleep 10.5", timeout=60)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("text, changes, ui, count", BELLS)
+@pytest.mark.parametrize("text, changes, ui, count", [BELLS[0], BELLS[-1]])
 def test_a_long_turn_rings_at_its_end(terminal, home, text, changes, ui, count):
     config(home, text)
     with FlakyServer([LONG_TURN, "PONG"]) as server:
@@ -873,7 +874,7 @@ def test_a_long_turn_rings_at_its_end(terminal, home, text, changes, ui, count):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("redirection, count", [("2> err.txt", 0), ("> out.txt", 1), ("", 1)])
+@pytest.mark.parametrize("redirection, count", [("2> err.txt", 0), ("> out.txt", 1)])
 def test_the_bell_is_for_a_terminal_at_stderr(shell, workspace, redirection, count):
     with FlakyServer([LONG_TURN, "PONG"]) as server:
         screen = shell(f"--yes --sandbox off go {redirection}", server, {})
@@ -1021,7 +1022,7 @@ def pane(scratch: Path, workspace: Path, environment: Callable, tmp_path: Path) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", list(LONG))
+@pytest.mark.parametrize("kind", ["paragraphs", "code", "loose list", "table", "one word"])
 def test_in_tmux_each_line_of_a_long_answer_stands_once(pane, kind):
     with FlakyServer([LONG[kind]]) as server:
         text = pane("go", server=server).wait()
