@@ -2836,6 +2836,13 @@ def test_of_very_many_files_the_first_are_attached_and_the_rest_is_named(stage, 
     ]
 
 
+def test_a_small_window_takes_less_of_the_files(stage, tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("many words\n" * 600)
+    texts = [stage([], context=size).agent.attach("@a.txt @b.txt") for size in (10_000, 20_000)]
+    assert [text.count("[file: ") for text in texts] == [1, 2]
+
+
 def test_a_key_in_a_prompt_or_a_file_that_it_names_goes_nowhere(stage, tmp_path):
     key = "sk-canary-0123456789abcdef"
     (tmp_path / "a.py").write_text(f"KEY = {key}\n")

@@ -1286,6 +1286,39 @@ def test_a_model_that_is_not_listed_is_taken_and_the_nearest_is_named(at_prompt)
     assert server.requests[0]["model"] == "Flaky-2"
 
 
+EVIL = "left\x1b[2J\u202e"
+SEEN = "left\\u{1b}[2J\\u{202e}"
+
+
+def test_no_code_of_a_model_a_title_or_an_answer_reaches_what_is_printed(at_prompt):
+    with FlakyServer([f"PONG {EVIL}"]) as server:
+        say, out = at_prompt(server, model=EVIL), io.StringIO()
+        say(EVIL, "/export x.md")
+        agent.show_sessions(say.root, Screen(out, say.err))
+        texts = [say.repl.screen.status_text(say.agent), out.getvalue(), say("/status")]
+        texts.append((say.root / "x.md").read_text())
+    assert [(SEEN in text, "\x1b" in text, "\u202e" in text) for text in texts] == [
+        (True, False, False)
+    ] * 4
+
+
+def test_no_code_of_a_command_reaches_what_is_said_of_it(tmp_path, capsys):
+    known = Settings(workspace=str(tmp_path), environ={"HOME": str(tmp_path)})
+    agent.explain_permission(known, f"echo {EVIL}", Screen(io.StringIO(), io.StringIO()))
+    shown = capsys.readouterr().out
+    assert (SEEN in shown, "\x1b" in shown, "\u202e" in shown) == (True, False, False)
+
+
+def test_no_code_of_a_question_reaches_the_terminal():
+    reader, writer = os.pipe()
+    os.write(writer, b"yes\n")
+    os.close(writer)
+    err = io.StringIO()
+    with open(reader) as stdin:
+        answer = Person(Screen(io.StringIO(), err), stdin).ask(Question("answer", EVIL))
+    assert (answer, err.getvalue()) == ("yes", f"{SEEN}? ")
+
+
 def test_of_very_many_models_the_first_are_shown_and_all_can_be_completed(at_prompt):
     with Routes({"/v1/models": listing(*(f"m{number}" for number in range(3000)))}) as server:
         say = at_prompt(server)
