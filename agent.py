@@ -13357,7 +13357,7 @@ class Region:
                 move = rise(at - number) if number <= at else f"\x1b[{number - at}B"
                 parts.append(f"{move}\r\x1b[K{row}")
                 at = number
-            if number == len(old) - 1 and at < number and (parts or len(self.rows) > len(old)):
+            if number == len(old) - 1 and at < number:
                 parts.append(f"\x1b[{number - at}B")
                 at = number
         return "".join(parts) + "\r" * bool(parts)
@@ -16054,7 +16054,7 @@ def run_once(agent: Agent, prompt: str, person: Person, flags: argparse.Namespac
     """One prompt: the answer on stdout, everything else on stderr; returns the exit code."""
     screen = person.screen
     screen.streams &= not flags.print
-    words = "" if flags.prompt == ["-"] else " ".join(flags.prompt)
+    words = " ".join(flags.prompt)
     typist = Typist(person, None, agent.signals)
     person.pause = typist.pause if screen.live else person.pause
     try:
