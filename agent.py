@@ -3358,8 +3358,8 @@ class Client:
     def _failure(self, status: int, raw: bytes, headers: Mapping[str, str]) -> Exception:
         text = self.mask(b"".join(inflate([raw])).decode("utf-8", "replace"))
         body = json_or_none(text)
-        if text.lstrip().startswith("<") and (proxy := proxy_of(self.endpoint)):
-            text += f" (through {proxy})"
+        if text.lstrip().startswith("<"):
+            text += through_proxy(self.endpoint)
         if body is None:
             events = list(read_events(read_lines([text.encode("utf-8", "replace")])))
             body = events[0][1] if events else re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", text))
@@ -3689,10 +3689,7 @@ def root_hint(endpoint: str) -> str:
 
 def web_page_text(endpoint: str) -> str:
     """What a page in place of an answer means."""
-    proxy = proxy_of(endpoint)
-    return (
-        f"{endpoint} sent a web page{f' (through {proxy})' if proxy else ''}; {root_hint(endpoint)}"
-    )
+    return f"{endpoint} sent a web page{through_proxy(endpoint)}; {root_hint(endpoint)}"
 
 
 def redirect_text(endpoint: str, asked: str, target: str) -> str:
@@ -3726,6 +3723,12 @@ def proxy_of(url: str) -> str:
     return f"the proxy {shown} of {name.upper()}_PROXY" if proxy else ""
 
 
+def through_proxy(url: str) -> str:
+    """The proxy behind a URL that is shown; "" for none."""
+    proxy = proxy_of(url)
+    return f" (through {proxy})" if proxy else ""
+
+
 def network_error(
     error: Exception, endpoint: str, *, stale: bool = False
 ) -> ProviderError | Transient:
@@ -3747,8 +3750,7 @@ def network_error(
         reason = found[1] if found else text
         return ProviderError(f"no secure connection to {endpoint}: {reason}; {hint}")
     if isinstance(error, invalid) or "CA certificate bundle" in text:
-        proxy = proxy_of(endpoint)
-        return ProviderError(f"can not use {endpoint}{' through ' * bool(proxy)}{proxy}: {text}")
+        return ProviderError(f"can not use {endpoint}{through_proxy(endpoint)}: {text}")
     return Transient(connection_reason(error, endpoint), stale=stale)
 
 
@@ -5443,6 +5445,11 @@ class Signals:
                 yield
             finally:
                 self.end = None
+
+    def in_main(self) -> contextlib.AbstractContextManager[Any]:
+        """`with signals.in_main():` holds them back in the main thread; no other one gets any."""
+        main = threading.current_thread() is threading.main_thread()
+        return self if main else contextlib.nullcontext()
 
     def leave(self, code: int) -> NoReturn:
         """End the process at once."""
@@ -12790,9 +12797,13 @@ def call_line(name: str, arguments: Mapping[str, Any]) -> str:
     for number, (key, value) in enumerate(arguments.items()):
         text = value if isinstance(value, str) else encode(value)
         parts.append(text if number == 0 else f"{key}={text}")
-    line = visible(", ".join(parts)).replace("\n", "\\n")
-    name = visible(name).replace("\n", "\\n")[:SHOWN_CHARS]
-    return f"{name}({line[:SHOWN_CHARS]}{'...' if len(line) > SHOWN_CHARS else ''})"
+    return f"{in_one_line(name)}({in_one_line(', '.join(parts))})"
+
+
+def in_one_line(text: str, most: int = SHOWN_CHARS) -> str:
+    """The beginning of a text; its line ends are escaped."""
+    line = visible(text).replace("\n", "\\n")
+    return line if len(line) <= most else f"{line[:most]}..."
 
 
 EDITS = ("write_file", "edit_file")
@@ -12848,15 +12859,10 @@ LIVE_SECONDS = 1.0  # from its first output on, until it is worth that
 BELL_SECONDS = 10.0  # a turn that took longer rings at its end
 
 
-def takes_codes(environ: Mapping[str, str]) -> bool:
-    """Whether the user's terminal may get escape codes (https://no-color.org)."""
-    return environ.get("TERM", "dumb") not in ("", "dumb") and not environ.get("NO_COLOR")
-
-
-def queued_line(text: str) -> str:
-    """A prompt that waits for its time, in one line."""
-    line = text.strip().replace("\n", "\\n")
-    return f"queued: {line[:SHOWN_CHARS]}{'...' if len(line) > SHOWN_CHARS else ''}"
+def takes_codes(environ: Mapping[str, str], *streams: Any) -> bool:
+    """Whether these are terminals that may get escape codes (https://no-color.org)."""
+    told = environ.get("TERM", "dumb") not in ("", "dumb") and not environ.get("NO_COLOR")
+    return told and all(stream.isatty() for stream in streams)
 
 
 class Screen:
@@ -12944,8 +12950,8 @@ class Screen:
             if stream is self.out and not isinstance(error, BrokenPipeError | ValueError):
                 self.failure = str(error.strerror)
 
-    def line(self, text: str) -> None:
-        """One whole line beside the model's text."""
+    def line(self, text: str, *styles: str) -> None:
+        """One whole line beside the model's text, in these styles where they can be shown."""
         self.end_line()
         self.write(self.err, visible(text) + "\n")
 
@@ -13006,7 +13012,7 @@ class Screen:
 
     def on_queued(self, text: str) -> None:
         """A line was typed while the turn runs."""
-        self.line(queued_line(text))
+        self.line(f"queued: {in_one_line(text.strip())}")
 
     def on_retry(
         self, attempt: int, of: int, delay: float, reason: str, restarts_reply: bool
@@ -13024,9 +13030,8 @@ class Screen:
 
     def figures(self, agent: Agent) -> None:
         """What a turn used, behind it."""
-        self.end_line()
         if agent.usage:
-            self.line(agent.figures(agent.usage))
+            self.line(agent.figures(agent.usage), "dim")
 
     def countdown(self, seconds: float) -> None:
         """Wait, and show on a terminal how long still."""
@@ -13049,6 +13054,21 @@ class Screen:
         text = "agent: compacted {messages_before} to {messages_after} messages, about"
         text += " {tokens_before} to {tokens_after} tokens; the originals are in "
         self.line(text.format(**figures) + (archive or "memory, as long as the agent runs"))
+
+
+def take_stop(handler: Any) -> Any:
+    """Who is told of Ctrl-Z; returns who was before. Only the main thread can say."""
+    before = signal.getsignal(signal.SIGTSTP)
+    main = threading.current_thread() is threading.main_thread()
+    if main and handler is not None and before is not signal.SIG_IGN:
+        signal.signal(signal.SIGTSTP, handler)
+    return before
+
+
+def suspend() -> None:
+    """Stop as a program does that knows nothing of Ctrl-Z; goes on when the shell says `fg`."""
+    # To the main thread: what is sent to the process another one may take, and we go on meanwhile.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTSTP)
 
 
 # -- what the extra `ui` shows ------------------------------------------------
@@ -13294,12 +13314,8 @@ class Markup:
         shown = letters(one.text for line in lines for one in line)
         if shown < letters(one.content + one.attrs.get("href", "") for one in told):
             return plain  # a table that is too wide
-        rows = list(map(self.row, lines))
-        while rows and not rows[-1]:
-            rows.pop()
-        while rows and not rows[0]:
-            del rows[0]
-        return rows or plain  # e.g. the address that a name stands for
+        text = "\n".join(map(self.row, lines)).strip("\n")
+        return text.split("\n") if text else plain  # e.g. the address that a name stands for
 
     def row(self, segments: Sequence[Any]) -> str:
         """One row without blanks at its end."""
@@ -13385,19 +13401,19 @@ LEVELS = {"info": ("dim",), "warning": ("yellow",), "error": ("red",)}
 def short_outcome(name: str, status: str, content: str) -> tuple[str, str, bool]:
     """What a call came to, in a few words; its status for the eye; whether there is more of it."""
     lines = said_lines(content) or [""]
-    if status == "cancelled":
-        return lines[-1].strip("[]").partition(";")[0], status, len(lines) > 1
-    if status != "ok":
-        return lines[0].removeprefix(f"{status}: "), status, len(lines) > 1
     found = re.fullmatch(r"\[(exit code \d+|ended by signal \d+|timed out .*)\]", lines[-1])
-    if name == "bash" and found:
-        *lines, _ = lines
-        last = lines[-1].strip() if lines else ""
-        if found[1] == "exit code 0":
-            return last, "ok", len(lines) > 1
-        return f"{found[1]}: {last}", "error", len(lines) > 1
-    many = len(lines) > 1
-    return (f"{len(lines)} lines" if many else lines[0].strip()), status, many
+    if status == "ok" and name == "bash" and found:
+        lines = lines[:-1] or [""]
+        last = lines[-1].strip()
+        if found[1] != "exit code 0":
+            last, status = f"{found[1]}: {last}", "error"
+    elif status == "cancelled":
+        last = lines[-1].strip("[]").partition(";")[0]
+    elif status != "ok":
+        last = lines[0].removeprefix(f"{status}: ")
+    else:
+        last = f"{len(lines)} lines" if lines[1:] else lines[0].strip()
+    return last, status, len(lines) > 1
 
 
 def painted_diff(line: str) -> str:
@@ -13446,8 +13462,7 @@ class UiScreen(Screen):
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
         """One change of what is shown, between two signals; one thread at a time."""
-        main = threading.current_thread() is threading.main_thread()
-        with self.signals if main else contextlib.nullcontext(), self.lock:
+        with self.signals.in_main(), self.lock:
             self.inside += 1
             try:
                 yield
@@ -13475,7 +13490,7 @@ class UiScreen(Screen):
             self.agent, self.busy, self.began = agent, True, self.clock()
             self.told, self.reply, self.after = 0, 0, ""
             self.status = self.status_text(agent)
-        before = self.take_stop(self.stopped)
+        before = take_stop(self.stopped)
         try:
             with contextlib.suppress(RuntimeError):  # no thread can be had: nothing moves
                 ticker.start()
@@ -13497,15 +13512,7 @@ class UiScreen(Screen):
             self.calls.clear()
             self.thought, self.typing, self.waiting = "", "", ""
             self.end_line()
-            self.take_stop(before)
-
-    def take_stop(self, handler: Any) -> Any:
-        """Who is told of Ctrl-Z; returns who was before. Only the main thread can say."""
-        before = signal.getsignal(signal.SIGTSTP)
-        main = threading.current_thread() is threading.main_thread()
-        if main and handler is not None and before is not signal.SIG_IGN:
-            signal.signal(signal.SIGTSTP, handler)
-        return before
+            take_stop(before)
 
     def stopped(self, number: int, frame: Any) -> None:
         """Ctrl-Z: the region goes before the shell comes; after `fg` it is drawn anew."""
@@ -13514,9 +13521,9 @@ class UiScreen(Screen):
             return
         with self.quiet():
             self.lend()
-            before = self.take_stop(signal.SIG_DFL)
+            before = take_stop(signal.SIG_DFL)
             suspend()
-            self.take_stop(before)
+            take_stop(before)
 
     def tick(self, over: threading.Event) -> None:
         """What moves by itself; in a thread of its own, while a turn runs."""
@@ -13544,7 +13551,7 @@ class UiScreen(Screen):
     def typed(self, text: str) -> None:
         """What is being typed while a turn runs."""
         with self.whole():
-            self.typing = visible(text).replace("\n", "\\n")
+            self.typing = in_one_line(text, sys.maxsize)
             self.draw()
 
     def countdown(self, seconds: float) -> None:
@@ -13711,28 +13718,21 @@ class UiScreen(Screen):
             self.after = "line"
             self.draw()
 
-    def line(self, text: str) -> None:
-        """One whole line beside the model's text."""
+    def line(self, text: str, *styles: str) -> None:
+        """One whole line beside the model's text, in these styles."""
         with self.whole():
             self.end_text()
-            self.add_lines(text)
+            self.add_lines(text, *styles)
 
     def on_queued(self, text: str) -> None:
         """A line was typed while the turn runs; what is being said goes on behind it."""
         self.typing = ""
-        self.add_lines(queued_line(text), "cyan")
+        self.add_lines(f"queued: {in_one_line(text.strip())}", "cyan")
 
     def on_notice(self, level: str, text: str) -> None:
         """Something the user should know."""
-        self.end_text()
         self.calls.pop("check", None)
-        self.add_lines(f"agent: {text}", *LEVELS[level])
-
-    def figures(self, agent: Agent) -> None:
-        """What a turn used, behind it."""
-        self.end_line()
-        if agent.usage:
-            self.add_lines(agent.figures(agent.usage), "dim")
+        self.line(f"agent: {text}", *LEVELS[level])
 
     def on_usage(self, completion_tokens: int, **_: Any) -> None:
         """A reply was counted."""
@@ -13795,7 +13795,7 @@ def shows_ui(environ: Mapping[str, str]) -> bool:
         same = os.fstat(sys.stdout.fileno()).st_rdev == os.fstat(sys.stderr.fileno()).st_rdev
     except (OSError, ValueError):
         return False
-    if not (same and sys.stdout.isatty() and sys.stderr.isatty() and takes_codes(environ)):
+    if not (same and takes_codes(environ, sys.stdout, sys.stderr)):
         return False
     try:
         import rich
@@ -13824,20 +13824,14 @@ class JsonScreen:
         with self.screen.lock:
             self.screen.emit(kind, **data)
             event = {"type": kind, "ts": round(time.time(), 3), **data}
-            if self.exit_code is None and (kind == "result" or not self.only_result):
-                main = threading.current_thread() is threading.main_thread()
-                with self.signals if main else contextlib.nullcontext():
-                    self.note(kind, data)
+            wanted = self.exit_code is None and (kind == "result" or not self.only_result)
+            with self.signals.in_main():
+                if kind == "init":
+                    self.began, self.session_id = True, data["session_id"]
+                elif kind == "result":
+                    self.exit_code = data["exit_code"]
+                if wanted:
                     self.screen.write(self.out, encode(clean_all(event)) + "\n")
-            else:
-                self.note(kind, data)
-
-    def note(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Remember that the first event was there, or the last one."""
-        if kind == "init":
-            self.began, self.session_id = True, data["session_id"]
-        elif kind == "result":
-            self.exit_code = data["exit_code"]
 
 
 @contextlib.contextmanager
@@ -13943,22 +13937,14 @@ def stoppable(
     """
 
     def stop(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTSTP, before)
+        take_stop(before)
         end(Suspended())
 
-    before = signal.getsignal(signal.SIGTSTP)
+    before = take_stop(stop)
     try:
-        if before is not signal.SIG_IGN:
-            signal.signal(signal.SIGTSTP, stop)
         return read()
     finally:
-        signal.signal(signal.SIGTSTP, before)
-
-
-def suspend() -> None:
-    """Stop as a program does that knows nothing of Ctrl-Z; goes on when the shell says `fg`."""
-    # To the main thread: what is sent to the process another one may take, and we go on meanwhile.
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTSTP)
+        take_stop(before)
 
 
 HISTORY_ENTRIES = 1000
@@ -14026,7 +14012,7 @@ class Person:
         self.history = history
         self.environ = environ or {}
         # The terminal can mark what is pasted, and may be told to.
-        self.marks = takes_codes(self.environ) and screen.out.isatty() and screen.err.isatty()
+        self.marks = takes_codes(self.environ, screen.out, screen.err)
         self.draft = ""  # typed too early: put into the next prompt
         self.ended = False  # Ctrl-D was typed right behind the last prompt
         self.cleared = False  # the last Ctrl-C cleared a line that was not empty
@@ -14337,7 +14323,8 @@ class Typist:
         return os.pipe()
 
     def __enter__(self) -> None:
-        if self.person.ended or not self.person.stdin.isatty():
+        useless = not (self.reads or self.screen.live)
+        if self.person.ended or not self.person.stdin.isatty() or useless:
             return
         nothing = (OSError, RuntimeError, termios.error)  # no pipe, thread or terminal is left
         with self.signals, contextlib.suppress(*nothing):
@@ -14988,18 +14975,15 @@ class Repl:
         groups["From commands/*.md"] = [name for name in names if name not in named]
         custom = custom_commands(self.agent)
         for title, group in groups.items():
-            there = {name: getattr(self, f"do_{name}", custom.get(name)) for name in group}
-            rows = [self.about(name, there[name]) for name in group if there[name] is not None]
-            self.show_rows(title, rows)
+            there = [(name, getattr(self, f"do_{name}", None) or custom[name]) for name in group]
+            self.show_rows(title, itertools.starmap(self.about, there))
         self.show_rows("Beside commands", KEYS.items())
 
     def show_rows(self, title: str, rows: Iterable[tuple[str, str]]) -> None:
         """A part of /help."""
-        lines = [f"  {left:19}  {right}" for left, right in rows]
-        cut = [
-            f"{line[: HELP_COLUMNS - 3]}..." if len(line) > HELP_COLUMNS else line for line in lines
-        ]
-        if cut:
+        lines, most = [f"  {left:19}  {right}" for left, right in rows], HELP_COLUMNS
+        if lines:
+            cut = [line if len(line) <= most else f"{line[: most - 3]}..." for line in lines]
             self.line("\n".join([title, *cut]))
 
     def do_model(self, argument: str) -> None:
@@ -15823,7 +15807,7 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
     root = workspace_root(settings)
     screen = choose_screen(settings, flags, signals)
     if flags.sessions or flags.explain_permission is not None:
-        return show_list(settings, flags, screen)
+        return show_list(settings, flags, root, screen)
     one_shot = bool(flags.prompt or flags.print or flags.events) or not sys.stdin.isatty()
     prompt = read_prompt(flags.prompt, sys.stdin, screen) if one_shot else ""
     if one_shot and not prompt.strip():
@@ -15857,21 +15841,14 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
 
 def choose_screen(settings: Settings, flags: argparse.Namespace, signals: Signals) -> Screen:
     """With the extra on a terminal that can show it, else as plain text."""
-    text = flags.output_format == "text" and not settings.bare
-    if text and shows_ui(settings.environ):
+    if wants_ui(settings, flags) and shows_ui(settings.environ):
         return UiScreen(sys.stdout, sys.stderr, signals=signals, bell=settings.bell)
     return Screen(sys.stdout, sys.stderr, streams=sys.stdout.isatty(), bell=settings.bell)
 
 
-def has_ui(settings: Settings, flags: argparse.Namespace) -> bool:
-    """Whether somebody sits at a terminal that takes more than plain text."""
-    streams = (sys.stdin, sys.stdout, sys.stderr)
-    return (
-        all(stream.isatty() for stream in streams)
-        and flags.output_format == "text"
-        and not settings.bare
-        and takes_codes(settings.environ)
-    )
+def wants_ui(settings: Settings, flags: argparse.Namespace) -> bool:
+    """Whether the flags leave room for more than plain text."""
+    return flags.output_format == "text" and not settings.bare
 
 
 def make_person(
@@ -15880,13 +15857,13 @@ def make_person(
     """The one at the keyboard, with the history of this project unless nothing is kept."""
     keeps = settings.save_session and not state_trouble(root)
     history = root / ".agent" / "history" if keeps else None
-    kind = UiPerson if has_ui(settings, flags) else Person
+    codes = takes_codes(settings.environ, sys.stdin, sys.stdout, sys.stderr)
+    kind = UiPerson if wants_ui(settings, flags) and codes else Person
     return kind(screen, sys.stdin, history, environ=settings.environ)
 
 
-def show_list(settings: Settings, flags: argparse.Namespace, screen: Screen) -> int:
+def show_list(settings: Settings, flags: argparse.Namespace, root: Path, screen: Screen) -> int:
     """Print the sessions, or how a command would be judged."""
-    root = workspace_root(settings)
     if flags.explain_permission is not None:
         explain_permission(settings, flags.explain_permission, screen)
     else:
@@ -16039,9 +16016,9 @@ def run_once(agent: Agent, prompt: str, person: Person, flags: argparse.Namespac
     screen.streams &= not flags.print
     words = "" if flags.prompt == ["-"] else " ".join(flags.prompt)
     typist = Typist(person, None, agent.signals)
-    person.pause = typist.pause if screen.live else person.pause
+    person.pause = typist.pause
     try:
-        with screen.turn(agent), typist if screen.live else contextlib.nullcontext():
+        with screen.turn(agent), typist:
             result = agent.run(agent.attach(prompt, words))  # what is piped in names no files
     finally:
         typist.__exit__()  # a signal may have come before its end
