@@ -12848,8 +12848,8 @@ def outcome_lines(status: str, content: str, live: Sequence[str] = ()) -> list[s
     lines = said_lines(content)
     seen = len(live) if lines[: len(live)] == list(live) else 0
     shown = [line[:SHOWN_CHARS] for line in lines[seen:][-SHOWN_LINES:]]
-    if len(lines) - seen > SHOWN_LINES:
-        shown.insert(0, f"[{len(lines)} lines]")
+    if (left := len(lines) - seen - SHOWN_LINES) > 0:
+        shown.insert(0, f"[{left} more lines, /show]")
     mark = {"ok": " ", "error": "!", "denied": "x", "cancelled": "x"}[status]
     return [f"  {mark} {line}" for line in shown]
 
@@ -12955,6 +12955,10 @@ class Screen:
         self.end_line()
         self.write(self.err, visible(text) + "\n")
 
+    def diff(self, text: str) -> None:
+        """A diff, as it looks here."""
+        self.line(text)
+
     def end_line(self) -> None:
         """Finish the line of streamed text."""
         if self.open_line:
@@ -13009,6 +13013,10 @@ class Screen:
             self.line(line)
         self.last_call = ""
         self.unfollow()
+
+    def on_usage(self, **_: Any) -> None:
+        """A reply was counted: the next one begins a line."""
+        self.end_line()
 
     def on_queued(self, text: str) -> None:
         """A line was typed while the turn runs."""
@@ -13451,8 +13459,8 @@ class UiScreen(Screen):
         self.raw = False  # the open block is too large for the region: printed as it comes
         self.after = ""  # what was printed last: text, call, line
         self.calls: dict[str, LiveCall] = {}
-        self.thought, self.typing, self.status, self.waiting = "", "", "", ""
-        self.began = self.drawn = 0.0
+        self.thought, self.typing, self.status = "", "", ""
+        self.began = self.drawn = self.again = 0.0  # again: when a request is tried again
         self.busy = False
         self.told = self.reply = 0  # tokens that were counted, and characters that were not
         self.hushed = False  # the terminal was given away
@@ -13470,7 +13478,7 @@ class UiScreen(Screen):
                 self.inside -= 1
         if self.stop_later and not self.inside:
             self.stop_later = False
-            signal.raise_signal(signal.SIGTSTP)
+            suspend()  # this may be the thread of the ticker
 
     def emit(self, kind: str, **data: Any) -> None:
         """Show one event; none is half shown."""
@@ -13510,7 +13518,7 @@ class UiScreen(Screen):
                 ticker.join()
             self.busy, self.agent = False, None
             self.calls.clear()
-            self.thought, self.typing, self.waiting = "", "", ""
+            self.thought, self.typing, self.again = "", "", 0.0
             self.end_line()
             take_stop(before)
 
@@ -13559,11 +13567,11 @@ class UiScreen(Screen):
         if not self.busy:
             super().countdown(seconds)
             return
-        self.waiting = f"waiting {seconds:.0f} s, in all"
+        self.again = self.clock() + seconds
         try:
             time.sleep(seconds)
         finally:
-            self.waiting = ""
+            self.again = 0.0
 
     # -- drawing
 
@@ -13622,8 +13630,10 @@ class UiScreen(Screen):
         """That something goes on, since when, and how much has come."""
         seconds = self.clock() - self.began
         frame = FRAMES[int(seconds / TICK_SECONDS) % len(FRAMES)]
-        what = self.waiting or ("working" if self.calls else "thinking")
-        if self.blocks.kind or self.blocks.rest or self.after == "text":
+        what = "working" if self.calls else "thinking"
+        if self.again:
+            what = f"waiting, {max(0.0, self.again - self.clock()):.0f} s left"
+        if self.blocks.kind or self.blocks.rest or (self.reply and self.after == "text"):
             what = "writing"
         count = self.told + self.reply // 4
         tokens = f" · {'~' * bool(self.reply)}{count:,} tokens" if count else ""
@@ -13724,6 +13734,12 @@ class UiScreen(Screen):
             self.end_text()
             self.add_lines(text, *styles)
 
+    def diff(self, text: str) -> None:
+        """A diff in its colours."""
+        with self.whole():
+            self.above += map(painted_diff, visible(text).split("\n"))
+            self.draw()
+
     def on_queued(self, text: str) -> None:
         """A line was typed while the turn runs; what is being said goes on behind it."""
         self.typing = ""
@@ -13734,9 +13750,10 @@ class UiScreen(Screen):
         self.calls.pop("check", None)
         self.line(f"agent: {text}", *LEVELS[level])
 
-    def on_usage(self, completion_tokens: int, **_: Any) -> None:
-        """A reply was counted."""
+    def on_usage(self, *, completion_tokens: int = 0, **_: Any) -> None:
+        """A reply was counted: the next one begins a line."""
         self.told, self.reply = self.told + completion_tokens, 0
+        self.end_text()
 
     def on_tool_use(self, id: str, name: str, arguments: dict[str, Any]) -> None:
         """A call begins; its line is printed when it ends."""
@@ -13779,7 +13796,9 @@ class UiScreen(Screen):
     def question(self, question: Question, shown: str) -> str:
         """What is shown of a question; a diff in its colours."""
         shown = super().question(question, shown)
-        return "\n".join(map(painted_diff, shown.split("\n"))) if question.diff else shown
+        gap, self.after = "\n" * (self.after == "text"), "line"
+        rows = map(painted_diff, shown.split("\n"))
+        return gap + ("\n".join(rows) if question.diff else shown)
 
     def on_result(self, **_: Any) -> None:
         """The turn is over: nothing changes any more."""
@@ -14151,6 +14170,8 @@ class Person:
                 head, newline, rest = (more, "\n", "") if ends else more.rpartition("\n")
                 if newline:
                     lines.append(head)
+                if head and self.hides:
+                    self.screen.write(self.screen.err, visible(head) + "\n")
                 if not rest and goes_on(lines[-1]) and not ends:
                     lines[-1] = lines[-1][:-1]
                 elif not rest:
@@ -14161,6 +14182,11 @@ class Person:
         except (EOFError, OSError):  # OSError: the terminal is gone
             self.remember("\n".join(lines))
         return None
+
+    @property
+    def hides(self) -> bool:
+        """Whether the terminal does not show by itself what comes before it is read."""
+        return self.editor is not None
 
     def waiting(self) -> str:
         """What came right behind a line: the rest of a paste."""
@@ -14192,10 +14218,14 @@ class Person:
         self.read_history()
         if locale.nl_langinfo(locale.CODESET) != "UTF-8":  # readline would lose or refuse letters
             return
+        term = self.environ.get("TERM", "")
+        os.putenv("TERM", term if self.marks else "dumb")  # read once: else it moves with codes
         try:
             import readline
         except ImportError:
             return
+        finally:
+            os.putenv("TERM", term)
         self.editor = readline
         for entry in self.entries:
             readline.add_history(entry)
@@ -14609,6 +14639,11 @@ class UiPerson(Person):
             Vt100Parser(keys.append).feed(early)
             store_typeahead(self.session.input, keys)
             self.screen.write(self.screen.err, "\r\x1b[K")
+
+    @property
+    def hides(self) -> bool:
+        """Whether the terminal does not show by itself what comes before it is read."""
+        return self.session is not None or super().hides
 
     def waiting(self) -> str:
         """What came right behind a prompt, read already or not."""
@@ -15123,7 +15158,7 @@ class Repl:
 
     def do_diff(self, _: str) -> None:
         """show what this session changed in files"""
-        self.line(self.agent.diff().rstrip("\n") or "nothing was changed")
+        self.screen.diff(self.agent.mask(self.agent.diff()).rstrip("\n") or "nothing was changed")
 
     def do_undo(self, argument: str) -> None:
         """take back the last turn, or the last N, with its files: /undo [N]"""

@@ -307,6 +307,21 @@ def test_what_is_said_beside_the_answer_is_shown_by_both(path, shown, recorded):
     assert [text for text in expected if text not in output] == []
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_two_answers_of_a_turn_do_not_share_a_line(path, recorded):
+    counted = of(recorded, "usage")[0]
+    events = [("text", {"text": "first"}), ("usage", counted), ("text", {"text": "second"})]
+    lines = appends_only(show(path, events), columns=200).lines
+    assert [line for line in lines if line] == ["first", "second"]
+
+
+def test_the_spinner_counts_down_to_the_next_try(tmp_path):
+    with open(tmp_path / "out", "w") as out:
+        screen = agent.UiScreen(out, out, clock=lambda: 3.0)
+        screen.again = 7.0
+        assert "waiting, 4 s left · 3 s · Ctrl-C stops" in screen.spinner(80)
+
+
 def test_plain_has_no_escape_byte_and_nothing_that_goes_back(shown):
     output = shown("plain")
     assert re.findall(r"[\x00-\x07\x08\x0b-\x0c\x0e-\x1f]|\r(?!\n)", output) == []
@@ -816,7 +831,10 @@ def test_an_edit_is_a_diff_and_a_call_one_line_that_show_tells_whole(terminal, w
         whole = screen.expect("number-300")
         ask(screen, "/show 2")
         screen.expect("a.txt")
+        ask(screen, "/diff")
+        screen.expect("+new line")
         leave(screen)
+    assert ("\x1b[32m+new line\x1b[0m\r\n" in screen.output.split("/diff")[1]) is ui
     assert re.search(r"-\s{0,3}old line", shown) and re.search(r"\+\s{0,3}new line", shown)
     assert re.search(r"number-1\s", whole) and re.search(r"number-150\s", whole)
     assert "\x07" not in screen.output

@@ -995,6 +995,15 @@ def test_a_turn_has_a_spinner_and_leaves_nothing_of_it(terminal):
     assert "?1049" not in screen.output and "\x1b[2J" not in screen.output
 
 
+def test_a_question_stands_apart_from_what_was_said():
+    out = io.StringIO()
+    screen = agent.UiScreen(out, out)
+    screen.emit("text", text="words")
+    screen.emit("tool_use", id="1", name="bash", arguments={"command": "make"})
+    question = agent.Question("approve", "make", id="1")
+    assert [screen.question(question, "make") for _ in range(2)] == ["\nmake", "make"]
+
+
 def test_an_edit_in_a_question_has_colours(terminal):
     with FlakyServer([call("write_file", path="a.txt", content="word\n"), "PONG"]) as server:
         screen = terminal(server=server, ui=True)
@@ -1035,6 +1044,7 @@ def test_show_prints_the_whole_of_a_call(terminal, ui):
         ask(screen, "/show 3")
         screen.expect("there are 2 calls")
         leave(screen)
+    assert ui or screen.text.count("[27 more lines, /show]\r\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -1830,6 +1840,8 @@ def test_lines_that_are_pasted_or_made_are_one_prompt(terminal, workspace, ui, k
         leave(screen)
     assert [prompts(request) for request in server.requests] == [["one\ntwo\nthree"]]
     assert history(workspace).read_text() == "one\u2028two\u2028three\nexit\n"
+    shown = screen.text[: screen.text.index("PONG")]
+    assert [word for word in ("one", "two", "three") if word not in shown] == []
 
 
 @BOTH
@@ -1907,7 +1919,7 @@ def test_without_codes_the_line_editor_writes_none_either(terminal, workspace, c
     (workspace / "alto.txt").touch()
     with FlakyServer(["PONG"]) as server:
         screen = terminal(server=server, env=change, ui=True)
-        ask(screen, "see @a\t\tp\t")
+        ask(screen, "wrong\x01\x0b你\x7fsee @a\t\tp\t")  # also where it moves in the line
         screen.expect("PONG")
         leave(screen)
     assert "\x1b" not in screen.output
