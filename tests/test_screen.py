@@ -78,6 +78,26 @@ def call(name: str, **arguments: object) -> dict[str, Any]:
     return {"call": name, "arguments": arguments}
 
 
+def test_a_command_is_followed_from_its_own_first_line_behind_a_check(tmp_path):
+    with open(tmp_path / "out", "w+", encoding="utf-8") as out:
+        screen = agent.Screen(out, out)
+        screen.emit("tool_output", id="check", text="left of the check")
+        screen.emit("tool_output", id="1", text="begun\n")
+        screen.follow()
+        assert (out.seek(0), out.read()) == (0, "    begun\n")
+
+
+def test_what_a_check_printed_is_not_shown_behind_a_turn_that_was_cut_off(tmp_path):
+    with open(tmp_path / "out", "w+", encoding="utf-8") as out:
+        screen = agent.Screen(out, out)
+        with contextlib.suppress(KeyboardInterrupt), screen.turn(None):
+            screen.emit("tool_output", id="check", text="begun\n")
+            timer = screen.follows
+            raise KeyboardInterrupt
+        timer.join(60)
+        assert (out.seek(0), out.read()) == (0, "")
+
+
 # -- a terminal that only remembers ----------------------------------------------------------------
 
 PIECES = re.compile(

@@ -1383,6 +1383,47 @@ def test_a_key_that_is_typed_into_a_command_is_not_shown(at_prompt, typed):
     assert key not in shown and "flaky-1" in shown
 
 
+def test_no_command_shows_a_key_that_stands_in_a_file_or_is_the_model(at_prompt):
+    key = "sk-canary-0123456789abcdef"
+    write = call("write_file", path="a.txt", content="a\n")
+    with FlakyServer([write, "PONG"]) as server:
+        say = at_prompt(server, api_key=key, model=key, mode="auto", sandbox="off")
+        say("hi")
+        (say.root / "a.txt").write_text(f"key = {key}\n")
+        commands = ("/diff", "/status", "/cost", "/model", "/provider", "/show")
+        shown = "".join(map(say, commands))
+    assert key not in shown and "+key = " in shown
+
+
+def test_what_the_users_command_prints_can_hide_nothing(at_prompt):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        say("!printf 'a\\xe2\\x80\\xaeb\\r\\xc2\\x9bc\\n'")
+    assert say.repl.screen.out.getvalue() == "a\\u{202e}b\rc\n"
+
+
+def test_a_call_that_was_clipped_is_shown_whole_and_in_its_place(at_prompt):
+    calls = [call("write_file", path=f"{n}.txt", content=n * 3) for n in ("a", "b")]
+    with FlakyServer([*calls, "PONG"]) as server:
+        say = at_prompt(server, mode="auto", sandbox="off")
+        say("hi")
+        kept = say.agent.transcript.messages
+        at = next(n for n, m in enumerate(kept) if m["role"] == "tool")
+        say.agent.session.unwritten += [kept[at]]
+        kept[at] = {**kept[at], "content": "[clipped]"}
+        shown = say("/show 2"), say("/show"), say("/show 0")
+    assert "a.txt" in shown[0] and "[clipped]" not in shown[0]
+    assert "b.txt" in shown[1] and "there are 2 calls" in shown[2]
+
+
+def test_a_terminal_that_is_gone_holds_nothing():
+    reader, writer = os.pipe()
+    with open(reader) as stream:
+        stream.isatty = lambda: True  # as it was a moment ago
+        assert agent.drain(stream) == ""
+    os.close(writer)
+
+
 RULED = [
     call("write_file", path="a.txt", content="a"),
     "PONG",
