@@ -78,6 +78,26 @@ def call(name: str, **arguments: object) -> dict[str, Any]:
     return {"call": name, "arguments": arguments}
 
 
+def test_a_command_is_followed_from_its_own_first_line_behind_a_check(tmp_path):
+    with open(tmp_path / "out", "w+", encoding="utf-8") as out:
+        screen = agent.Screen(out, out)
+        screen.emit("tool_output", id="check", text="left of the check")
+        screen.emit("tool_output", id="1", text="begun\n")
+        screen.follow()
+        assert (out.seek(0), out.read()) == (0, "    begun\n")
+
+
+def test_what_a_check_printed_is_not_shown_behind_a_turn_that_was_cut_off(tmp_path):
+    with open(tmp_path / "out", "w+", encoding="utf-8") as out:
+        screen = agent.Screen(out, out)
+        with contextlib.suppress(KeyboardInterrupt), screen.turn(None):
+            screen.emit("tool_output", id="check", text="begun\n")
+            timer = screen.follows
+            raise KeyboardInterrupt
+        timer.join(60)
+        assert (out.seek(0), out.read()) == (0, "")
+
+
 # -- a terminal that only remembers ----------------------------------------------------------------
 
 PIECES = re.compile(
@@ -206,6 +226,71 @@ def test_a_live_region_is_none_of_that():
     drawn = "region\r\n" * 22
     paper = appends_only("a\r\n" * 40 + drawn + "\x1b[22A\r\x1b[J" + "b\r\n" + "x" * 81)
     assert paper.lines == [*["a"] * 40, "b", "x" * 80, "x"]
+
+
+WIPE = "\x1b[K\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "above", "rows", "size", "written"),
+    [
+        pytest.param("", "", "", (80, 24), "", id="nothing"),
+        pytest.param("", "", "a b", (80, 24), "\ra\nb\r", id="begins"),
+        pytest.param("", "z", "", (80, 24), "\rz\n", id="without one"),
+        pytest.param("a b", "", "a b", (80, 24), "", id="the same"),
+        pytest.param(
+            "a b c", "", "a x c", (80, 24), "\x1b[1A\rx\x1b[K\x1b[1B\r", id="one row is another"
+        ),
+        pytest.param(
+            "a b c",
+            "",
+            "x b y",
+            (80, 24),
+            "\x1b[2A\rx\x1b[K\x1b[2B\ry\x1b[K\r",
+            id="two are",
+        ),
+        pytest.param("a b", "", "a b c d", (80, 24), "\nc\nd\r", id="more rows"),
+        pytest.param(
+            "a b", "", "x b c", (80, 24), "\x1b[1A\rx\x1b[K\x1b[1B\nc\r", id="another and more"
+        ),
+        pytest.param(
+            "a b c",
+            "",
+            "a b",
+            (80, 24),
+            f"\r\x1b[2A{WIPE * 2}\x1b[K\r\x1b[2Aa\nb\r",
+            id="less rows",
+        ),
+        pytest.param(
+            "a b", "z", "c", (80, 24), f"\r\x1b[1A{WIPE}\x1b[K\r\x1b[1Az\nc\r", id="a line above"
+        ),
+        pytest.param("a b", "", "", (80, 24), f"\r\x1b[1A{WIPE}\x1b[K\r\x1b[1A", id="ends"),
+        pytest.param("a", "", "", (80, 24), "\r\x1b[K\r", id="a single row ends"),
+        pytest.param(
+            f"{'a' * 79} b",
+            "",
+            "c",
+            (40, 24),
+            f"\r\x1b[2A{WIPE * 2}\x1b[K\r\x1b[2Ac\r",
+            id="narrower",
+        ),
+        pytest.param(
+            " ".join(["a" * 79] * 5),
+            "",
+            "c",
+            (20, 6),
+            f"\r\x1b[5A{WIPE * 5}\x1b[K\r\x1b[5Ac\r",
+            id="higher than the window",
+        ),
+        pytest.param(
+            "a b", "", "a b", (90, 24), f"\r\x1b[1A{WIPE}\x1b[K\r\x1b[1Aa\nb\r", id="wider"
+        ),
+    ],
+)
+def test_the_cursor_goes_up_only_inside_the_region(old, above, rows, size, written):
+    region = agent.Region()
+    region.frame([], old.split(), 80, 24)
+    assert region.frame(above.split(), rows.split(), *size) == written
 
 
 # -- both screens show the same events -------------------------------------------------------------
@@ -415,7 +500,7 @@ HOSTILE = [
     "&ZeroWidthSpace;",
 ]
 # What a screen of ours may write itself.
-OURS = re.compile(r"\x1b\[(?:[0-9;]*[mABCDEFGK]|0?J|\?(?:25|2026)[hl])|\r\n|\r|\n|\t")
+OURS = re.compile(r"\x1b\[(?:[0-9;]*[mABCDEFGK]|0?J|\?(?:7|25|2026)[hl])|\r\n|\r|\n|\t")
 NEVER = re.compile(
     "[\0-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]"
 )
@@ -454,6 +539,14 @@ def output_of(text: str) -> list[Event]:
     return [begin, ("tool_output", {"id": "call_1", "text": text + "\n"}), end]
 
 
+def edited(old: str, new: str) -> list[Event]:
+    """A file that a call has written, or changed, unasked."""
+    id = {"id": "call_1", "name": "edit_file" if old else "write_file"}
+    arguments = {"path": "a", "old": old, "new": new} if old else {"path": "a", "content": new}
+    done = {"status": "ok", "content": "done", "decision": "allow", "rule": "", "ms": 1}
+    return [("tool_use", {**id, "arguments": arguments}), ("tool_result", {**id, **done})]
+
+
 PLACES = [
     pytest.param(lambda p: said(f"left{p}right"), id="text"),
     pytest.param(lambda p: [("text", {"text": c}) for c in f"left{p}right\n\n"], id="cut text"),
@@ -479,6 +572,8 @@ PLACES = [
     pytest.param(lambda p: [("notice", {"level": "error", "text": f"left{p}right"})], id="notice"),
     pytest.param(lambda p: [("queued", {"text": f"left{p}right"})], id="queued"),
     pytest.param(lambda p: retried(f"left{p}right"), id="retry"),
+    pytest.param(lambda p: edited("", f"left{p}right"), id="written"),
+    pytest.param(lambda p: edited(f"left{p}right", "b"), id="replaced"),
 ]
 
 
@@ -505,6 +600,44 @@ def test_of_a_long_line_that_is_typed_the_end_is_shown():
     screen.typed("begin " + "x" * 300 + " end")
     row = SGR.sub("", screen.body(40, 22)[1])
     assert (row[:3], row[-5:], len(row)) == ("> …", "x end", 39 + 1)
+
+
+@pytest.mark.parametrize("payload", HOSTILE, ids=ascii)
+def test_the_rows_below_an_answer_can_not_steer_the_terminal(payload):
+    screen = agent.UiScreen(io.StringIO(), io.StringIO())
+    screen.busy = True
+    screen.typed(f"left{payload}right")
+    screen.emit("tool_use", id="1", name=f"left{payload}", arguments={"a": payload})
+    screen.emit("tool_output", id="1", text=f"{payload}\nleft")
+    screen.emit("reasoning", text=f"left{payload}right")
+    rows = [SGR.sub("", row) for row in screen.body(80, 22)]
+    assert (NEVER.findall("".join(rows)), "".join(rows).count("left")) == ([], 4)
+
+
+@pytest.mark.parametrize("payload", HOSTILE, ids=ascii)
+def test_a_line_too_long_for_the_region_can_not_steer_the_terminal(payload):
+    out = io.StringIO()
+    screen = agent.UiScreen(out, out)
+    screen.emit("text", text="word " * 1000 + f"left{payload}right")
+    screen.draw()
+    shown = OURS.sub("", out.getvalue())
+    assert (NEVER.findall(shown), "left" in shown) == ([], True)
+
+
+class Tty(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
+@pytest.mark.parametrize(
+    ("out", "shown"), [(Tty(), "a\\u{1b}[2Jb\\u{0}\n"), (io.StringIO(), "a\x1b[2Jb\ufffd\n")]
+)
+def test_an_answer_at_once_is_as_it_came_only_where_no_terminal_is(out, shown):
+    agent.Screen(out, io.StringIO(), streams=False).answer("a\x1b[2Jb\0")
+    assert out.getvalue() == shown
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -881,6 +1014,13 @@ def test_the_bell_is_for_a_terminal_at_stderr(shell, workspace, redirection, cou
         screen.wait(120)
         output = all_output(screen, workspace)
     assert ("PONG" in output, output.count("\x07")) == (True, count)
+
+
+def test_nobody_is_asked_where_only_the_output_is_a_terminal(shell, workspace):
+    with FlakyServer([call("write_file", path="a.txt", content="a"), "PONG"]) as server:
+        screen = shell("go </dev/null", server, {})
+        assert screen.wait() == 77
+    assert ("PONG" in screen.text, "? [" in screen.text) == (True, False)
 
 
 def test_what_is_typed_under_one_shot_is_not_echoed_and_left_to_the_shell(shell, workspace):

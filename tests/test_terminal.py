@@ -821,6 +821,7 @@ class Paper:
 
     def __init__(self, text: str) -> None:
         self.rows, self.at, self.column, self.highest = [""], 0, 0, 0
+        text = re.sub(r"\x1b\[\?7[lh]", "", text)  # no row of the region is broken
         for code, letter, char in re.findall(r"\x1b\[([\d;]*)([ABKm])|([^\a])", text, re.DOTALL):
             if letter:
                 self.move(letter, int(code) if letter in "AB" else 0)
@@ -1050,21 +1051,43 @@ def test_show_prints_the_whole_of_a_call(terminal, ui):
     assert ui or screen.text.count("[27 more lines, /show]\r\n") == 1
 
 
+@pytest.mark.parametrize("kind", [Screen, agent.UiScreen])
 @pytest.mark.parametrize(
     ("seconds", "bell", "rings"), [(11.0, True, 1), (9.0, True, 0), (11.0, False, 0)]
 )
-def test_a_long_turn_rings_at_its_end(seconds, bell, rings, tmp_path):
+def test_a_long_turn_rings_at_its_end(at_prompt, seconds, bell, rings, kind):
     master, slave = os.openpty()
-    clock = iter([0.0, seconds])
-    with open(slave, "w") as err, open(master):
-        screen = agent.Screen(err, err, bell=bell, clock=lambda: next(clock))
-        with screen.turn(None):
-            pass
+    now = [0.0]
+    with FlakyServer([]) as server, open(slave, "w") as err, open(master):
+        screen = kind(io.StringIO(), err, bell=bell, clock=lambda: now[0])
+        with screen.turn(at_prompt(server).agent):
+            now[0] = seconds
         screen.write(err, ".")
         shown = b""
         while not shown.endswith(b"."):
             shown += os.read(master, 100)
     assert shown == b"\a" * rings + b"."
+
+
+def test_nothing_rings_where_no_terminal_is():
+    err = io.StringIO()
+    agent.Screen(err, err, bell=True).ring()
+    assert err.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("environ", "takes"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": ""}, True),
+        ({"TERM": "xterm", "NO_COLOR": "0"}, False),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": ""}, False),
+        ({}, False),
+    ],
+)
+def test_codes_are_for_a_terminal_that_is_named_and_a_user_who_wants_them(environ, takes):
+    assert agent.takes_codes(environ) == takes
 
 
 def test_a_question_rings_unless_the_config_says_no(terminal, home):
@@ -1277,6 +1300,39 @@ def test_a_model_that_is_not_listed_is_taken_and_the_nearest_is_named(at_prompt)
     assert server.requests[0]["model"] == "Flaky-2"
 
 
+EVIL = "left\x1b[2J\u202e"
+SEEN = "left\\u{1b}[2J\\u{202e}"
+
+
+def test_no_code_of_a_model_a_title_or_an_answer_reaches_what_is_printed(at_prompt):
+    with FlakyServer([f"PONG {EVIL}"]) as server:
+        say, out = at_prompt(server, model=EVIL), io.StringIO()
+        say(EVIL, "/export x.md")
+        agent.show_sessions(say.root, Screen(out, say.err))
+        texts = [say.repl.screen.status_text(say.agent), out.getvalue(), say("/status")]
+        texts.append((say.root / "x.md").read_text())
+    assert [(SEEN in text, "\x1b" in text, "\u202e" in text) for text in texts] == [
+        (True, False, False)
+    ] * 4
+
+
+def test_no_code_of_a_command_reaches_what_is_said_of_it(tmp_path, capsys):
+    known = Settings(workspace=str(tmp_path), environ={"HOME": str(tmp_path)})
+    agent.explain_permission(known, f"echo {EVIL}", Screen(io.StringIO(), io.StringIO()))
+    shown = capsys.readouterr().out
+    assert (SEEN in shown, "\x1b" in shown, "\u202e" in shown) == (True, False, False)
+
+
+def test_no_code_of_a_question_reaches_the_terminal():
+    reader, writer = os.pipe()
+    os.write(writer, b"yes\n")
+    os.close(writer)
+    err = io.StringIO()
+    with open(reader) as stdin:
+        answer = Person(Screen(io.StringIO(), err), stdin).ask(Question("answer", EVIL))
+    assert (answer, err.getvalue()) == ("yes", f"{SEEN}? ")
+
+
 def test_of_very_many_models_the_first_are_shown_and_all_can_be_completed(at_prompt):
     with Routes({"/v1/models": listing(*(f"m{number}" for number in range(3000)))}) as server:
         say = at_prompt(server)
@@ -1327,6 +1383,47 @@ def test_a_key_that_is_typed_into_a_command_is_not_shown(at_prompt, typed):
     assert key not in shown and "flaky-1" in shown
 
 
+def test_no_command_shows_a_key_that_stands_in_a_file_or_is_the_model(at_prompt):
+    key = "sk-canary-0123456789abcdef"
+    write = call("write_file", path="a.txt", content="a\n")
+    with FlakyServer([write, "PONG"]) as server:
+        say = at_prompt(server, api_key=key, model=key, mode="auto", sandbox="off")
+        say("hi")
+        (say.root / "a.txt").write_text(f"key = {key}\n")
+        commands = ("/diff", "/status", "/cost", "/model", "/provider", "/show")
+        shown = "".join(map(say, commands))
+    assert key not in shown and "+key = " in shown
+
+
+def test_what_the_users_command_prints_can_hide_nothing(at_prompt):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        say("!printf 'a\\xe2\\x80\\xaeb\\r\\xc2\\x9bc\\n'")
+    assert say.repl.screen.out.getvalue() == "a\\u{202e}b\rc\n"
+
+
+def test_a_call_that_was_clipped_is_shown_whole_and_in_its_place(at_prompt):
+    calls = [call("write_file", path=f"{n}.txt", content=n * 3) for n in ("a", "b")]
+    with FlakyServer([*calls, "PONG"]) as server:
+        say = at_prompt(server, mode="auto", sandbox="off")
+        say("hi")
+        kept = say.agent.transcript.messages
+        at = next(n for n, m in enumerate(kept) if m["role"] == "tool")
+        say.agent.session.unwritten += [kept[at]]
+        kept[at] = {**kept[at], "content": "[clipped]"}
+        shown = say("/show 2"), say("/show"), say("/show 0")
+    assert "a.txt" in shown[0] and "[clipped]" not in shown[0]
+    assert "b.txt" in shown[1] and "there are 2 calls" in shown[2]
+
+
+def test_a_terminal_that_is_gone_holds_nothing():
+    reader, writer = os.pipe()
+    with open(reader) as stream:
+        stream.isatty = lambda: True  # as it was a moment ago
+        assert agent.drain(stream) == ""
+    os.close(writer)
+
+
 RULED = [
     call("write_file", path="a.txt", content="a"),
     "PONG",
@@ -1344,6 +1441,19 @@ def test_a_typed_rule_holds_over_a_clear_and_deny_beats_it(at_prompt):
     assert results(server.requests[-1])[-1].startswith("denied: ")
     assert shown == "  allow  write_file a.txt  (/allow)\n  deny   write_file *.txt  (/deny)\n"
     assert "/deny" not in json.dumps(server.requests[-1]["messages"])
+
+
+def test_typed_rules_add_up_and_one_that_permits_much_says_so(at_prompt):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        assert "agent: " in say("/allow bash git *", "/allow bash *")
+        assert say("/deny write_file *") == "deny write_file *: holds until you leave\n"
+        shown = say("/allow")
+    assert shown.splitlines() == [
+        "  allow  bash git *  (/allow)",
+        "  allow  bash *  (/allow)",
+        "  deny   write_file *  (/deny)",
+    ]
 
 
 def test_a_typed_rule_lifts_what_a_flag_lifts(at_prompt):
@@ -1548,6 +1658,26 @@ def test_a_command_file_that_can_not_be_used_is_refused_in_one_line(at_prompt, t
     assert shown.startswith(f"agent: .agents/commands/x.md {why}") and shown.count("\n") == 1
 
 
+def test_only_what_is_typed_behind_a_custom_command_names_files(at_prompt):
+    with FlakyServer(["PONG"]) as server:
+        say = at_prompt(server, ["y"])
+        for name in ("a.txt", "b.txt"):
+            (say.root / name).write_text(f"what stands in {name}\n")
+        say.put("x.md", "Read @a.txt and $1.")
+        say("/x @b.txt")
+    (prompt,) = prompts(server.requests[0])
+    assert prompt.startswith("Read @a.txt and @b.txt.\n\n[file: b.txt]\n")
+    assert prompt.count("[file: ") == 1
+
+
+def test_the_projects_command_is_asked_for_in_each_session(at_prompt):
+    with FlakyServer(["PONG"] * 3) as server:
+        say = at_prompt(server, ["y", "n"])
+        say.put("x.md", "Read.")
+        assert "(nothing was sent)" in say("/x", "/x", "/clear", "/x")
+    assert (len(say.asked), len(server.requests)) == (2, 2)
+
+
 def test_bare_knows_no_custom_commands(at_prompt):
     with FlakyServer([]) as server:
         say = at_prompt(server, bare=True)
@@ -1706,6 +1836,43 @@ def test_a_marked_paste_is_one_text_and_keys_edit_it(typing):
         screen.expect("PONG")
         leave(screen)
     assert prompts(server.requests[1]) == ["go", "two a\n\tb\nc"]
+
+
+@pytest.mark.parametrize(
+    ("live", "keys", "queued", "left", "ended"),
+    [
+        pytest.param(True, "ab\x7fc\r", ["ac"], "", False, id="backspace"),
+        pytest.param(True, "one two  \x17x", [], "one x", False, id="a word"),
+        pytest.param(True, "\x1b[200~a\nb\x1b[201~\x15c\r", ["c"], "", False, id="a line"),
+        pytest.param(True, "one\rtwo\x15\x7f\x17x", ["one"], "x", False, id="not what is sent"),
+        pytest.param(True, "\x1b[A\x1bOBa\x1bb\x01c", [], "ac", False, id="other keys"),
+        pytest.param(True, "a\x04b\rc", ["ab"], "c", False, id="Ctrl-D in a line"),
+        pytest.param(True, "a\r\x04b\r", ["a"], "", True, id="Ctrl-D"),
+        pytest.param(True, "x\x1b[200~a\r\nb\rc\x1b[201~", [], "xa\nb\nc", False, id="paste"),
+        pytest.param(True, "a\r\rb\r\r", ["a\n\nb"], "", False, id="an empty line"),
+        pytest.param(False, "a\r\rb\r\r", ["a\nb"], "", False, id="CRLF in line mode"),
+        pytest.param(False, "a\r\rb\r", ["a\n\nb"], "", False, id="an empty line there"),
+        pytest.param(True, " \r\r", [], "", False, id="blanks"),
+    ],
+)
+def test_keys_while_a_turn_runs_edit_the_line_and_enter_hands_it_over(
+    live, keys, queued, left, ended
+):
+    out, told = io.StringIO(), []
+    person = Person((agent.UiScreen if live else Screen)(out, out), io.StringIO())
+    typist = agent.Typist(person, told.append, agent.Signals())
+    assert typist.edit(keys) == ""
+    assert (told, typist.line, person.ended) == (queued, left, ended)
+
+
+def test_a_paste_whose_end_has_not_come_is_kept_for_it():
+    out, told = io.StringIO(), []
+    typist = agent.Typist(
+        Person(agent.UiScreen(out, out), io.StringIO()), told.append, agent.Signals()
+    )
+    assert (typist.edit("a\x1b[200~b\rc"), typist.line, told) == ("\x1b[200~b\rc", "a", [])
+    assert (typist.edit("\x1b[200~b\rc\x1b[201~\r"), typist.line) == ("", "")
+    assert told == ["ab\nc"]
 
 
 def test_retry_asks_again_and_says_when_there_is_nothing(terminal):
