@@ -834,7 +834,7 @@ def test_an_edit_is_a_diff_and_a_call_one_line_that_show_tells_whole(terminal, w
         ask(screen, "/diff")
         screen.expect("+new line")
         leave(screen)
-    assert ("\x1b[32m+new line\x1b[0m\r\n" in screen.output.split("/diff")[1]) is ui
+    assert ("\x1b[32m+new line\x1b[0m\r\n" in screen.output.partition("/diff")[2]) is ui
     assert re.search(r"-\s{0,3}old line", shown) and re.search(r"\+\s{0,3}new line", shown)
     assert re.search(r"number-1\s", whole) and re.search(r"number-150\s", whole)
     assert "\x07" not in screen.output
