@@ -13357,14 +13357,15 @@ class Region:
         old, before = self.rows, self.width
         self.rows, self.width = list(rows), width
         if old and not above and width == before and len(rows) >= len(old):
-            return self.changes(old)
+            return unbroken(self.changes(old))
         sizes = [max(1, -(-cells(row) // width)) for row in old] or [1]
         up = rise(min(sum(sizes[:-1]), height - 1))
         total = min(sum(sizes), height)
         wipe = up + "\x1b[K\n" * (total - 1) + "\x1b[K\r" + rise(total - 1) if old else ""
         if not (old or above or rows):
             return ""
-        return "\r" + wipe + "\n".join([*above, *(self.rows or [""])]) + "\r" * bool(rows)
+        lines = "".join(f"{line}\n" for line in above)
+        return "\r" + wipe + lines + unbroken("\n".join(self.rows)) + "\r" * bool(rows)
 
     def changes(self, old: Sequence[str]) -> str:
         """What to write where only some rows are others, or new ones come at the end."""
@@ -13375,12 +13376,17 @@ class Region:
                 at = number
             elif row != old[number]:
                 move = rise(at - number) if number <= at else f"\x1b[{number - at}B"
-                parts.append(f"{move}\r{row}\x1b[K")
+                parts.append(f"{move}\r\x1b[K{row}")
                 at = number
-            if number == len(old) - 1 and at < number and (parts or len(self.rows) > len(old)):
+            if number == len(old) - 1 and at < number:
                 parts.append(f"\x1b[{number - at}B")
                 at = number
         return "".join(parts) + "\r" * bool(parts)
+
+
+def unbroken(text: str) -> str:
+    """Text whose rows are cut at the edge: a window may be narrower than it has told yet."""
+    return f"\x1b[?7l{text}\x1b[?7h" if text else ""
 
 
 def rise(rows: int) -> str:
@@ -16040,7 +16046,7 @@ def run_once(agent: Agent, prompt: str, person: Person, flags: argparse.Namespac
     """One prompt: the answer on stdout, everything else on stderr; returns the exit code."""
     screen = person.screen
     screen.streams &= not flags.print
-    words = "" if flags.prompt == ["-"] else " ".join(flags.prompt)
+    words = " ".join(flags.prompt)
     typist = Typist(person, None, agent.signals)
     person.pause = typist.pause
     try:

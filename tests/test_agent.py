@@ -2684,12 +2684,25 @@ def test_ctrl_c_at_a_question_about_an_attached_file_loses_nothing(
     assert (one.run().status, users(one.messages)) == ("cancelled", ["go", "see @a.txt"])
 
 
+def test_what_is_typed_is_saved_before_it_is_sent(stage: Callable[..., Stage]) -> None:
+    kept: list[str] = []
+
+    def second(request: dict[str, Any]) -> str:
+        kept.extend(users(one.saved()["messages"]))
+        return "done"
+
+    one = stage([say("a"), second], tools=[echo])
+    one.agent.typed = saying("use port 8080")
+    one.run("go")
+    assert [text.rpartition("\n")[2] for text in kept] == ["go", "use port 8080"]
+
+
 def test_what_is_typed_begins_the_watch_for_loops_anew(stage: Callable[..., Stage]) -> None:
-    script = [say("a"), say("a"), say("a"), say("a"), "done"]
-    one = stage(script, tools=[echo])
+    one = stage([*[say("a")] * 6, "done"], tools=[echo])
     one.agent.typed = saying("", "", "go on like that", "")
     assert one.run().status == "done"
-    assert [("equal call" in text) for text in results(one.messages)] == [False, False, True, False]
+    told = [("equal call" in text) for text in results(one.messages)]
+    assert told == [False, False, True] * 2
 
 
 def test_what_is_typed_is_the_users_own_in_a_hand_over_note(stage: Callable[..., Stage]) -> None:
@@ -2801,11 +2814,44 @@ def test_a_file_that_was_attached_can_be_edited_and_is_bounded(stage, tmp_path):
     text = one.agent.attach(" ".join(f"@{number}.txt" for number in range(9)))
     assert (text.count("[file: "), len(text) < 62_000) == (3, True)
     assert "go on with start=" in text
+    assert one.agent.attach("@0.txt @1.txt @2.txt @./0.txt").count("[file: ") == 3
     assert [notice["text"].split(":")[0] for notice in one.of("notice")] == [
         "attached",
         "@3.txt and 5 more is not attached",
         "attached",
+        "attached",
     ]
+
+
+def test_of_very_many_files_the_first_are_attached_and_the_rest_is_named(stage, tmp_path):
+    names = [f"{number}.txt" for number in range(52)]
+    for name in names:
+        (tmp_path / name).write_text("a\n")
+    one = stage([])
+    text = one.agent.attach(" ".join(f"@{name}" for name in names))
+    assert re.findall(r"(?m)^\[file: (.*)\]$", text) == names[:50]
+    assert [notice["text"].partition(": too")[0] for notice in one.of("notice")] == [
+        "@50.txt and 1 more is not attached",
+        f"attached: {', '.join(names[:50])}",
+    ]
+
+
+def test_a_small_window_takes_less_of_the_files(stage, tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("many words\n" * 600)
+    texts = [stage([], context=size).agent.attach("@a.txt @b.txt") for size in (10_000, 20_000)]
+    assert [text.count("[file: ") for text in texts] == [1, 2]
+
+
+def test_a_key_in_a_prompt_or_a_file_that_it_names_goes_nowhere(stage, tmp_path):
+    key = "sk-canary-0123456789abcdef"
+    (tmp_path / "a.py").write_text(f"KEY = {key}\n")
+    one = stage(["PONG"], keys={"OPENAI_API_KEY": key})
+    prompt = f"is {key} in @a.py?"
+    text = one.agent.attach(prompt)
+    one.run(text)
+    assert one.agent.task == one.agent.mask(prompt) != prompt
+    assert key not in text + json.dumps([one.sent(0), one.of("tool_result")])
 
 
 def test_what_was_attached_or_refused_is_told_to_hooks_and_stands_in_the_audit(stage, tmp_path):

@@ -29,6 +29,7 @@ from agent import (
     in_time,
     load,
     report_unraisable,
+    told_usage,
     tool,
 )
 from flaky_server import FlakyServer, Pause, Reply
@@ -1218,3 +1219,12 @@ def test_the_usage_of_a_result_is_the_sum_of_its_events(stage: Callable[..., Sta
         assert usage[name] == pytest.approx(sum(event[name] for event in one.of("usage")))
     assert usage["prompt_tokens"] == 600
     assert usage["cost_usd"] == pytest.approx(0.5 + 410e-6)
+
+
+@pytest.mark.parametrize(
+    ("total", "cost"),
+    [({}, None), ({"cost_usd": 0.5}, 0.5), ({"cost_usd": 0.5, "unpriced": 1}, None)],
+)
+def test_the_cost_of_a_run_is_told_only_when_all_of_it_has_a_price(total, cost):
+    counted = {"prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0}
+    assert told_usage(total) == counted | {"cost_usd": cost}

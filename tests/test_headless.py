@@ -4,8 +4,11 @@ Every run is a real process. `check_events(lines)` says what is wrong with the o
 `--output-format stream-json`, by the schema in events.schema.json; any test may use it.
 """
 
+import argparse
 import array
+import errno
 import fcntl
+import io
 import itertools
 import json
 import os
@@ -38,7 +41,23 @@ from conftest import (
 )
 from test_providers import Routes, listing
 
-from agent import Settings, build_agent, load, problems
+from agent import (
+    NOBODY,
+    PIPE_BYTES,
+    JsonScreen,
+    Person,
+    Screen,
+    Settings,
+    Signals,
+    UsageError,
+    build_agent,
+    load,
+    problems,
+    read_stdin,
+    report_failure,
+    run_once,
+    show_refusal,
+)
 from flaky_server import FlakyServer
 
 LONG = pytest.mark.long
@@ -232,6 +251,28 @@ def test_events_with_a_person_there_and_of_a_compaction_are_of_the_schema(tmp_pa
     assert [problem for event in heard for problem in event_problems(event)] == []
 
 
+@pytest.mark.parametrize("code, status", [(143, "cancelled"), (1, "error")])
+@pytest.mark.parametrize("only_result", [False, True])
+def test_a_failure_behind_init_ends_its_session_and_nothing_comes_behind_it(
+    only_result, code, status
+):
+    out = io.StringIO()
+    screen = Screen(io.StringIO(), io.StringIO())
+    events = JsonScreen(out, screen, Signals(), only_result=only_result)
+    events.emit("init", **SAMPLES["init"])
+    report_failure(argparse.Namespace(events=events, settings=None), "the end", code)
+    for kind in ("notice", "result"):
+        events.emit(kind, **SAMPLES[kind])
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [row["type"] for row in told] == ["init", "result"][only_result:]
+    assert {name: told[-1][name] for name in ("session_id", "status", "exit_code", "text")} == {
+        "session_id": OLD,
+        "status": status,
+        "exit_code": code,
+        "text": "the end",
+    }
+
+
 # -- one table of runs, in each format -----------------------------------------------------------
 
 
@@ -378,7 +419,7 @@ RUNS = {
         53,
         "limit",
         "report\n",
-        args=("--yes", "--timeout", "2"),
+        args=("--yes", "--timeout", "6"),
         kinds="tool_output tool_result",
     ),
     "loop": Run([READ] * 20, 1, "error", kinds="tool_result notice"),
@@ -454,8 +495,8 @@ def sound(workspace: Path) -> list[dict]:
 
 
 STREAM = (
-    "work, odd text, odd names of tools, compaction, denied, check fails, tokens, loop, 401, 404, "
-    "429, no key, a wrong id, a damaged session, a flag that is none, a tool that is none"
+    "work, odd names of tools, compaction, denied, check fails, tokens, loop, 401, 429, "
+    "a wrong id, a flag that is none"
 )
 
 
@@ -471,7 +512,16 @@ def test_every_line_of_stream_json_is_an_event_of_the_schema(play, name):
     assert done.stderr.strip() != "" or one.code == 0
 
 
-@pytest.mark.parametrize("name", rows("denied, 429, a value that is none"))
+# One run for each code, and those of which the object tells more.
+OBJECTS = (
+    "work, odd text, denied, check fails, turns, loop, 401, 429, no key, a damaged session, "
+    "a value that is none, no workspace"
+)
+
+
+@pytest.mark.parametrize(
+    "name", [row for row in rows("denied, a value that is none") if row.id in OBJECTS.split(", ")]
+)
 def test_json_prints_the_result_alone(play, name):
     one = RUNS[name]
     done = play(one, "--output-format", "json")
@@ -492,9 +542,7 @@ def way_back(workspace: Path) -> str:
     return f"agent --resume {path.stem}"
 
 
-@pytest.mark.parametrize(
-    "name", rows("work, loop, a flag that is none, check fails, 401, 429, turns")
-)
+@pytest.mark.parametrize("name", rows("work, loop, a flag that is none, 429, turns"))
 def test_text_prints_the_answer_alone_and_behind_1_53_75_and_77_the_way_back(play, workspace, name):
     one = RUNS[name]
     done = play(one)
@@ -599,7 +647,7 @@ def test_of_two_codes_the_stronger_one_counts(tmp_path, steps, budget, code):
 
 
 @LONG
-@pytest.mark.parametrize(("steps", "budget", "code"), PAIR_ROWS)
+@pytest.mark.parametrize(("steps", "budget", "code"), PAIR_ROWS[::3])
 def test_of_two_codes_the_stronger_one_is_that_of_the_process(run_agent, steps, budget, code):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in budget.items()]
     with FlakyServer(steps) as server:
@@ -652,6 +700,39 @@ def test_usage_is_stronger_than_a_missing_key_and_that_than_the_rest(run_agent, 
     assert (done.returncode, done.stdout) == (code, "")
 
 
+class Full(io.StringIO):
+    """A file on a disk that has no room."""
+
+    def write(self, text: str) -> int:
+        """Nothing can be written."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def once(folder: Path, step: Any, out: Any, words: list[str], piped: str = "") -> tuple[int, str]:
+    """A one-shot run in this process: its code, and what the model got."""
+    with FlakyServer([step, "ok"]) as server:
+        known = Settings(base_url=server.url, model="m", workspace=str(folder), sandbox="off")
+        agent = build_agent(known)
+        flags = argparse.Namespace(prompt=words, print=True, output_format="text")
+        person = Person(Screen(out, io.StringIO()), io.StringIO())
+        code = run_once(agent, "\n\n".join([*words, piped]).strip(), person, flags)
+        agent.close()
+    return code, prompts(server.requests[0])[0]
+
+
+def test_only_the_words_of_a_one_shot_prompt_name_files(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(f"what stands in {name}\n")
+    code, prompt = once(tmp_path, "ok", io.StringIO(), ["see", "@a.txt"], "and @b.txt")
+    assert (code, re.findall(r"\[file: (.*)\]", prompt)) == (0, ["a.txt"])
+    assert once(tmp_path, "ok", io.StringIO(), [], "see @b.txt") == (0, "see @b.txt")
+
+
+@pytest.mark.parametrize("step, code", [("ok", 1), (TOUCH, 77), (refusal(401), 41)])
+def test_an_answer_that_can_not_be_written_is_a_1_where_nothing_else_is(tmp_path, step, code):
+    assert once(tmp_path, step, Full(), ["go"])[0] == code
+
+
 # -- 77: each refused call with the rule that permits it -----------------------------------------
 
 REFUSED = {
@@ -677,6 +758,28 @@ def named_rules(stderr: str) -> list[str]:
     words = [word for line in lines for word in shlex.split(line)]
     pairs = [words[n : n + 2] for n, word in enumerate(words) if word == "--allow"]
     return [word for pair in pairs if " " in pair[-1] for word in pair]  # a rule: "tool pattern"
+
+
+@pytest.mark.parametrize(
+    ("reason", "rule", "more"),
+    [
+        pytest.param("no\nagent: all is well", "", [], id="lines of its own"),
+        pytest.param(
+            NOBODY,
+            "bash touch a\nbash touch 'b c'",
+            ["permitted by --allow 'bash touch a' --allow 'bash touch '\"'\"'b c'\"'\"''"],
+            id="two rules",
+        ),
+        pytest.param(NOBODY, "", ["no --allow rule can permit it without --network"], id="none"),
+    ],
+)
+def test_a_refusal_is_a_line_and_what_permits_it(reason, rule, more):
+    err, arguments = io.StringIO(), {"command": "x", "network": True}
+    row = {"name": "bash", "arguments": arguments, "reason": reason, "rule": rule}
+    show_refusal(row, Screen(io.StringIO(), err))
+    shown = reason.replace("\n", "\\n")
+    first = f"agent: denied bash(x, network=true): {shown}"
+    assert err.getvalue().splitlines() == [first, *(f"agent:   {line}" for line in more)]
 
 
 @pytest.mark.parametrize(
@@ -770,7 +873,6 @@ def waiting(descriptor: int) -> int:
     [
         pytest.param(["-"], "early late", id="a dash"),
         pytest.param([], "early late", id="no prompt", marks=LONG),
-        pytest.param(["explain"], "explain\n\nearly late", id="a prompt"),
     ],
 )
 def test_what_comes_in_pieces_is_read_to_its_end(start_agent, pipe, words, prompt):
@@ -836,6 +938,34 @@ def test_without_anything_to_read_a_prompt_is_enough_and_no_prompt_is_a_2(
     sent = [prompts(request) for request in server.requests]
     assert (agent.returncode, out, sent) == ((2, "", []) if code else (0, "ok\n", [["hi"]]))
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("size", "at", "whole", "found"),
+    [
+        pytest.param(5, 0, False, (5, ""), id="a file"),
+        pytest.param(5, 1, False, (0, ""), id="a file in use"),
+        pytest.param(5, 1, True, (4, ""), id="the rest of it"),
+        pytest.param(PIPE_BYTES, 0, False, (PIPE_BYTES, ""), id="large"),
+        pytest.param(PIPE_BYTES + 1, 0, False, (PIPE_BYTES, "it holds more than that"), id="more"),
+    ],
+)
+def test_a_file_at_stdin_is_read_as_far_as_it_belongs_to_the_prompt(
+    tmp_path, size, at, whole, found
+):
+    (tmp_path / "in").touch()
+    os.truncate(tmp_path / "in", size)
+    with open(tmp_path / "in", "rb") as stdin:
+        stdin.seek(at)
+        data, cut = read_stdin(stdin, whole=whole)
+    assert (len(data), cut) == found
+
+
+def test_a_stdin_that_can_not_be_read_is_a_usage_error_where_it_is_the_prompt(tmp_path):
+    with open(tmp_path / "in", "wb") as stdin:
+        assert read_stdin(stdin, whole=False) == (b"", "")
+        with pytest.raises(UsageError, match="stdin can not be read"):
+            read_stdin(stdin, whole=True)
 
 
 @LONG
@@ -1344,8 +1474,9 @@ def test_a_proxy_that_refuses_is_one_line_without_its_password(run_agent, worksp
 
 
 @LONG
-@pytest.mark.parametrize("scheme", ["http", "https"])
-@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize(
+    ("scheme", "flags"), [("http", []), ("https", ["--json"])], ids=["text", "json"]
+)
 def test_a_proxy_that_is_not_there_is_named_without_its_password(run_agent, scheme, flags):
     done = run_agent(*flags, "hi", env=behind("127.0.0.1:9", scheme))
     line = complaint(done.stderr)

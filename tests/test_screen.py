@@ -228,6 +228,71 @@ def test_a_live_region_is_none_of_that():
     assert paper.lines == [*["a"] * 40, "b", "x" * 80, "x"]
 
 
+WIPE = "\x1b[K\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "above", "rows", "size", "written"),
+    [
+        pytest.param("", "", "", (80, 24), "", id="nothing"),
+        pytest.param("", "", "a b", (80, 24), "\ra\nb\r", id="begins"),
+        pytest.param("", "z", "", (80, 24), "\rz\n", id="without one"),
+        pytest.param("a b", "", "a b", (80, 24), "", id="the same"),
+        pytest.param(
+            "a b c", "", "a x c", (80, 24), "\x1b[1A\rx\x1b[K\x1b[1B\r", id="one row is another"
+        ),
+        pytest.param(
+            "a b c",
+            "",
+            "x b y",
+            (80, 24),
+            "\x1b[2A\rx\x1b[K\x1b[2B\ry\x1b[K\r",
+            id="two are",
+        ),
+        pytest.param("a b", "", "a b c d", (80, 24), "\nc\nd\r", id="more rows"),
+        pytest.param(
+            "a b", "", "x b c", (80, 24), "\x1b[1A\rx\x1b[K\x1b[1B\nc\r", id="another and more"
+        ),
+        pytest.param(
+            "a b c",
+            "",
+            "a b",
+            (80, 24),
+            f"\r\x1b[2A{WIPE * 2}\x1b[K\r\x1b[2Aa\nb\r",
+            id="less rows",
+        ),
+        pytest.param(
+            "a b", "z", "c", (80, 24), f"\r\x1b[1A{WIPE}\x1b[K\r\x1b[1Az\nc\r", id="a line above"
+        ),
+        pytest.param("a b", "", "", (80, 24), f"\r\x1b[1A{WIPE}\x1b[K\r\x1b[1A", id="ends"),
+        pytest.param("a", "", "", (80, 24), "\r\x1b[K\r", id="a single row ends"),
+        pytest.param(
+            f"{'a' * 79} b",
+            "",
+            "c",
+            (40, 24),
+            f"\r\x1b[2A{WIPE * 2}\x1b[K\r\x1b[2Ac\r",
+            id="narrower",
+        ),
+        pytest.param(
+            " ".join(["a" * 79] * 5),
+            "",
+            "c",
+            (20, 6),
+            f"\r\x1b[5A{WIPE * 5}\x1b[K\r\x1b[5Ac\r",
+            id="higher than the window",
+        ),
+        pytest.param(
+            "a b", "", "a b", (90, 24), f"\r\x1b[1A{WIPE}\x1b[K\r\x1b[1Aa\nb\r", id="wider"
+        ),
+    ],
+)
+def test_the_cursor_goes_up_only_inside_the_region(old, above, rows, size, written):
+    region = agent.Region()
+    region.frame([], old.split(), 80, 24)
+    assert region.frame(above.split(), rows.split(), *size) == written
+
+
 # -- both screens show the same events -------------------------------------------------------------
 
 
@@ -435,7 +500,7 @@ HOSTILE = [
     "&ZeroWidthSpace;",
 ]
 # What a screen of ours may write itself.
-OURS = re.compile(r"\x1b\[(?:[0-9;]*[mABCDEFGK]|0?J|\?(?:25|2026)[hl])|\r\n|\r|\n|\t")
+OURS = re.compile(r"\x1b\[(?:[0-9;]*[mABCDEFGK]|0?J|\?(?:7|25|2026)[hl])|\r\n|\r|\n|\t")
 NEVER = re.compile(
     "[\0-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]"
 )
@@ -474,6 +539,14 @@ def output_of(text: str) -> list[Event]:
     return [begin, ("tool_output", {"id": "call_1", "text": text + "\n"}), end]
 
 
+def edited(old: str, new: str) -> list[Event]:
+    """A file that a call has written, or changed, unasked."""
+    id = {"id": "call_1", "name": "edit_file" if old else "write_file"}
+    arguments = {"path": "a", "old": old, "new": new} if old else {"path": "a", "content": new}
+    done = {"status": "ok", "content": "done", "decision": "allow", "rule": "", "ms": 1}
+    return [("tool_use", {**id, "arguments": arguments}), ("tool_result", {**id, **done})]
+
+
 PLACES = [
     pytest.param(lambda p: said(f"left{p}right"), id="text"),
     pytest.param(lambda p: [("text", {"text": c}) for c in f"left{p}right\n\n"], id="cut text"),
@@ -499,6 +572,8 @@ PLACES = [
     pytest.param(lambda p: [("notice", {"level": "error", "text": f"left{p}right"})], id="notice"),
     pytest.param(lambda p: [("queued", {"text": f"left{p}right"})], id="queued"),
     pytest.param(lambda p: retried(f"left{p}right"), id="retry"),
+    pytest.param(lambda p: edited("", f"left{p}right"), id="written"),
+    pytest.param(lambda p: edited(f"left{p}right", "b"), id="replaced"),
 ]
 
 
@@ -525,6 +600,44 @@ def test_of_a_long_line_that_is_typed_the_end_is_shown():
     screen.typed("begin " + "x" * 300 + " end")
     row = SGR.sub("", screen.body(40, 22)[1])
     assert (row[:3], row[-5:], len(row)) == ("> …", "x end", 39 + 1)
+
+
+@pytest.mark.parametrize("payload", HOSTILE, ids=ascii)
+def test_the_rows_below_an_answer_can_not_steer_the_terminal(payload):
+    screen = agent.UiScreen(io.StringIO(), io.StringIO())
+    screen.busy = True
+    screen.typed(f"left{payload}right")
+    screen.emit("tool_use", id="1", name=f"left{payload}", arguments={"a": payload})
+    screen.emit("tool_output", id="1", text=f"{payload}\nleft")
+    screen.emit("reasoning", text=f"left{payload}right")
+    rows = [SGR.sub("", row) for row in screen.body(80, 22)]
+    assert (NEVER.findall("".join(rows)), "".join(rows).count("left")) == ([], 4)
+
+
+@pytest.mark.parametrize("payload", HOSTILE, ids=ascii)
+def test_a_line_too_long_for_the_region_can_not_steer_the_terminal(payload):
+    out = io.StringIO()
+    screen = agent.UiScreen(out, out)
+    screen.emit("text", text="word " * 1000 + f"left{payload}right")
+    screen.draw()
+    shown = OURS.sub("", out.getvalue())
+    assert (NEVER.findall(shown), "left" in shown) == ([], True)
+
+
+class Tty(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
+@pytest.mark.parametrize(
+    ("out", "shown"), [(Tty(), "a\\u{1b}[2Jb\\u{0}\n"), (io.StringIO(), "a\x1b[2Jb\ufffd\n")]
+)
+def test_an_answer_at_once_is_as_it_came_only_where_no_terminal_is(out, shown):
+    agent.Screen(out, io.StringIO(), streams=False).answer("a\x1b[2Jb\0")
+    assert out.getvalue() == shown
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -722,6 +835,7 @@ def test_one_shot_writes_no_escape_byte_where_none_is_wanted(
     assert ("PONG" in output, "\x1b" in output) == (True, False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes, redirection", HIDES)
 def test_a_dialogue_writes_no_escape_byte_where_none_is_wanted(
     shell, workspace, changes, redirection
@@ -834,7 +948,7 @@ def test_an_edit_is_a_diff_and_a_call_one_line_that_show_tells_whole(terminal, w
         ask(screen, "/diff")
         screen.expect("+new line")
         leave(screen)
-    assert ("\x1b[32m+new line\x1b[0m\r\n" in screen.output.partition("/diff")[2]) is ui
+    assert ("\x1b[32m+new line\x1b[0m\r\n" in screen.output.rpartition("/diff")[2]) is ui
     assert re.search(r"-\s{0,3}old line", shown) and re.search(r"\+\s{0,3}new line", shown)
     assert re.search(r"number-1\s", whole) and re.search(r"number-150\s", whole)
     assert "\x07" not in screen.output
@@ -858,7 +972,7 @@ def config(home: Path, text: str) -> None:
 
 BELLS = [
     pytest.param("", {}, True, 1, id="ui"),
-    pytest.param("bell = false\n", {}, True, 0, id="off"),
+    pytest.param("bell = false\n", {}, True, 0, id="off", marks=pytest.mark.long),
     pytest.param("bell = true\n", {}, False, 1, id="plain", marks=pytest.mark.long),
     pytest.param("", {"NO_COLOR": "1"}, True, 1, id="NO_COLOR", marks=pytest.mark.long),
     pytest.param("bell = false\n", {}, False, 0, id="plain, off", marks=pytest.mark.long),
@@ -883,7 +997,7 @@ LONG_TURN = call("bash", command="sleep 10.5", timeout=60)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("text, changes, ui, count", BELLS)
+@pytest.mark.parametrize("text, changes, ui, count", [BELLS[0], BELLS[-1]])
 def test_a_long_turn_rings_at_its_end(terminal, home, text, changes, ui, count):
     config(home, text)
     with FlakyServer([LONG_TURN, "PONG"]) as server:
@@ -893,13 +1007,20 @@ def test_a_long_turn_rings_at_its_end(terminal, home, text, changes, ui, count):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("redirection, count", [("2> err.txt", 0), ("> out.txt", 1), ("", 1)])
+@pytest.mark.parametrize("redirection, count", [("2> err.txt", 0), ("> out.txt", 1)])
 def test_the_bell_is_for_a_terminal_at_stderr(shell, workspace, redirection, count):
     with FlakyServer([LONG_TURN, "PONG"]) as server:
         screen = shell(f"--yes --sandbox off go {redirection}", server, {})
         screen.wait(120)
         output = all_output(screen, workspace)
     assert ("PONG" in output, output.count("\x07")) == (True, count)
+
+
+def test_nobody_is_asked_where_only_the_output_is_a_terminal(shell, workspace):
+    with FlakyServer([call("write_file", path="a.txt", content="a"), "PONG"]) as server:
+        screen = shell("go </dev/null", server, {})
+        assert screen.wait() == 77
+    assert ("PONG" in screen.text, "? [" in screen.text) == (True, False)
 
 
 def test_what_is_typed_under_one_shot_is_not_echoed_and_left_to_the_shell(shell, workspace):
@@ -1041,7 +1162,7 @@ def pane(scratch: Path, workspace: Path, environment: Callable, tmp_path: Path) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", list(LONG))
+@pytest.mark.parametrize("kind", ["paragraphs", "code", "loose list", "table", "one word"])
 def test_in_tmux_each_line_of_a_long_answer_stands_once(pane, kind):
     with FlakyServer([LONG[kind]]) as server:
         text = pane("go", server=server).wait()

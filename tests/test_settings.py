@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from agent import PROVIDERS, AgentError, Settings, UsageError, build_agent, load
+from agent import (
+    PROVIDERS,
+    AgentError,
+    Settings,
+    UsageError,
+    build_agent,
+    load,
+    wanted_format,
+)
 from flaky_server import FlakyServer
 
 ID = "20250102-030405-ab12"
@@ -701,7 +709,37 @@ def test_an_option_sets_its_field(loaded, argv, field, value):
     ],
 )
 def test_json_is_short_for_stream_json(parsed, argv, output):
-    assert parsed(*argv, "x").output_format == output
+    assert parsed(*argv, "x").output_format == wanted_format([*argv, "x"]) == output
+
+
+@pytest.mark.parametrize(
+    "argv, output",
+    [
+        pytest.param(["--json", "--frobnicate"], "stream-json", id="a wrong flag"),
+        pytest.param(["--output-format", "yaml"], "text", id="a wrong format"),
+        pytest.param(["--output-format"], "text", id="no format"),
+        pytest.param(["--json", "--output-format=text"], "text", id="the last one"),
+        pytest.param(["--output-format", "json", "--", "--json"], "json", id="words of a prompt"),
+    ],
+)
+def test_the_format_is_known_also_where_the_command_line_is_wrong(argv, output):
+    assert wanted_format(argv) == output
+
+
+@pytest.mark.parametrize(
+    "argv, named",
+    [
+        pytest.param(["--keep"], "--keep", id="keep"),
+        pytest.param(["--fork"], "--fork", id="fork"),
+        pytest.param(["--no-session", "-c"], "--no-session", id="nothing to go on with"),
+        pytest.param(["--json", "--sessions"], "a JSON format", id="a list of sessions"),
+        pytest.param(["--json", "--demo"], "a JSON format", id="the demo"),
+        pytest.param(["--json", "--explain-permission", "ls"], "a JSON format", id="a judgement"),
+    ],
+)
+def test_flags_that_make_no_sense_together_are_a_usage_error(parsed, argv, named):
+    with pytest.raises(UsageError, match=f"^{named}"):
+        parsed(*argv)
 
 
 def test_words_that_argparse_could_mistake_keep_their_place(parsed):

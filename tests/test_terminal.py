@@ -322,7 +322,7 @@ def test_ctrl_c_during_a_retry_wait_gives_the_prompt_back(terminal):
         ask(screen, "hi")
         screen.expect("30")
         screen.interrupt()
-        screen.prompt(5)
+        screen.prompt(25)  # less than the wait
         screen.send("ping\r")
         screen.expect("PONG")
         leave(screen)
@@ -821,6 +821,7 @@ class Paper:
 
     def __init__(self, text: str) -> None:
         self.rows, self.at, self.column, self.highest = [""], 0, 0, 0
+        text = re.sub(r"\x1b\[\?7[lh]", "", text)  # no row of the region is broken
         for code, letter, char in re.findall(r"\x1b\[([\d;]*)([ABKm])|([^\a])", text, re.DOTALL):
             if letter:
                 self.move(letter, int(code) if letter in "AB" else 0)
@@ -919,7 +920,9 @@ def test_an_answer_is_shown_as_markdown_however_it_comes(size):
     assert "\n".join(row.rstrip() for row in paper.rows) == ANSWER_ROWS
 
 
-@pytest.mark.parametrize("gap", ["\n", "\n\n", "\n- ", " "])
+@pytest.mark.parametrize(
+    "gap", ["\n", "\n- ", *(pytest.param(gap, marks=pytest.mark.long) for gap in ("\n\n", " "))]
+)
 def test_a_long_answer_is_printed_once_and_the_cursor_stays_in_the_region(gap):
     text = gap.join(f"number {n};" for n in range(3000))
     paper = shown_by_ui([{"kind": "text", "text": text}], 300)
@@ -1032,6 +1035,7 @@ def test_the_output_of_a_command_is_shown_while_it_runs(terminal):
         assert (screen.wait(), screen.text.count("begun\r\n")) == (130, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ui", [False, True])
 def test_show_prints_the_whole_of_a_call(terminal, ui):
     many = [call("bash", command="seq 30"), call("bash", command="echo last")]
@@ -1047,21 +1051,43 @@ def test_show_prints_the_whole_of_a_call(terminal, ui):
     assert ui or screen.text.count("[27 more lines, /show]\r\n") == 1
 
 
+@pytest.mark.parametrize("kind", [Screen, agent.UiScreen])
 @pytest.mark.parametrize(
     ("seconds", "bell", "rings"), [(11.0, True, 1), (9.0, True, 0), (11.0, False, 0)]
 )
-def test_a_long_turn_rings_at_its_end(seconds, bell, rings, tmp_path):
+def test_a_long_turn_rings_at_its_end(at_prompt, seconds, bell, rings, kind):
     master, slave = os.openpty()
-    clock = iter([0.0, seconds])
-    with open(slave, "w") as err, open(master):
-        screen = agent.Screen(err, err, bell=bell, clock=lambda: next(clock))
-        with screen.turn(None):
-            pass
+    now = [0.0]
+    with FlakyServer([]) as server, open(slave, "w") as err, open(master):
+        screen = kind(io.StringIO(), err, bell=bell, clock=lambda: now[0])
+        with screen.turn(at_prompt(server).agent):
+            now[0] = seconds
         screen.write(err, ".")
         shown = b""
         while not shown.endswith(b"."):
             shown += os.read(master, 100)
     assert shown == b"\a" * rings + b"."
+
+
+def test_nothing_rings_where_no_terminal_is():
+    err = io.StringIO()
+    agent.Screen(err, err, bell=True).ring()
+    assert err.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("environ", "takes"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": ""}, True),
+        ({"TERM": "xterm", "NO_COLOR": "0"}, False),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": ""}, False),
+        ({}, False),
+    ],
+)
+def test_codes_are_for_a_terminal_that_is_named_and_a_user_who_wants_them(environ, takes):
+    assert agent.takes_codes(environ) == takes
 
 
 def test_a_question_rings_unless_the_config_says_no(terminal, home):
@@ -1274,6 +1300,39 @@ def test_a_model_that_is_not_listed_is_taken_and_the_nearest_is_named(at_prompt)
     assert server.requests[0]["model"] == "Flaky-2"
 
 
+EVIL = "left\x1b[2J\u202e"
+SEEN = "left\\u{1b}[2J\\u{202e}"
+
+
+def test_no_code_of_a_model_a_title_or_an_answer_reaches_what_is_printed(at_prompt):
+    with FlakyServer([f"PONG {EVIL}"]) as server:
+        say, out = at_prompt(server, model=EVIL), io.StringIO()
+        say(EVIL, "/export x.md")
+        agent.show_sessions(say.root, Screen(out, say.err))
+        texts = [say.repl.screen.status_text(say.agent), out.getvalue(), say("/status")]
+        texts.append((say.root / "x.md").read_text())
+    assert [(SEEN in text, "\x1b" in text, "\u202e" in text) for text in texts] == [
+        (True, False, False)
+    ] * 4
+
+
+def test_no_code_of_a_command_reaches_what_is_said_of_it(tmp_path, capsys):
+    known = Settings(workspace=str(tmp_path), environ={"HOME": str(tmp_path)})
+    agent.explain_permission(known, f"echo {EVIL}", Screen(io.StringIO(), io.StringIO()))
+    shown = capsys.readouterr().out
+    assert (SEEN in shown, "\x1b" in shown, "\u202e" in shown) == (True, False, False)
+
+
+def test_no_code_of_a_question_reaches_the_terminal():
+    reader, writer = os.pipe()
+    os.write(writer, b"yes\n")
+    os.close(writer)
+    err = io.StringIO()
+    with open(reader) as stdin:
+        answer = Person(Screen(io.StringIO(), err), stdin).ask(Question("answer", EVIL))
+    assert (answer, err.getvalue()) == ("yes", f"{SEEN}? ")
+
+
 def test_of_very_many_models_the_first_are_shown_and_all_can_be_completed(at_prompt):
     with Routes({"/v1/models": listing(*(f"m{number}" for number in range(3000)))}) as server:
         say = at_prompt(server)
@@ -1382,6 +1441,19 @@ def test_a_typed_rule_holds_over_a_clear_and_deny_beats_it(at_prompt):
     assert results(server.requests[-1])[-1].startswith("denied: ")
     assert shown == "  allow  write_file a.txt  (/allow)\n  deny   write_file *.txt  (/deny)\n"
     assert "/deny" not in json.dumps(server.requests[-1]["messages"])
+
+
+def test_typed_rules_add_up_and_one_that_permits_much_says_so(at_prompt):
+    with FlakyServer([]) as server:
+        say = at_prompt(server)
+        assert "agent: " in say("/allow bash git *", "/allow bash *")
+        assert say("/deny write_file *") == "deny write_file *: holds until you leave\n"
+        shown = say("/allow")
+    assert shown.splitlines() == [
+        "  allow  bash git *  (/allow)",
+        "  allow  bash *  (/allow)",
+        "  deny   write_file *  (/deny)",
+    ]
 
 
 def test_a_typed_rule_lifts_what_a_flag_lifts(at_prompt):
@@ -1586,6 +1658,26 @@ def test_a_command_file_that_can_not_be_used_is_refused_in_one_line(at_prompt, t
     assert shown.startswith(f"agent: .agents/commands/x.md {why}") and shown.count("\n") == 1
 
 
+def test_only_what_is_typed_behind_a_custom_command_names_files(at_prompt):
+    with FlakyServer(["PONG"]) as server:
+        say = at_prompt(server, ["y"])
+        for name in ("a.txt", "b.txt"):
+            (say.root / name).write_text(f"what stands in {name}\n")
+        say.put("x.md", "Read @a.txt and $1.")
+        say("/x @b.txt")
+    (prompt,) = prompts(server.requests[0])
+    assert prompt.startswith("Read @a.txt and @b.txt.\n\n[file: b.txt]\n")
+    assert prompt.count("[file: ") == 1
+
+
+def test_the_projects_command_is_asked_for_in_each_session(at_prompt):
+    with FlakyServer(["PONG"] * 3) as server:
+        say = at_prompt(server, ["y", "n"])
+        say.put("x.md", "Read.")
+        assert "(nothing was sent)" in say("/x", "/x", "/clear", "/x")
+    assert (len(say.asked), len(server.requests)) == (2, 2)
+
+
 def test_bare_knows_no_custom_commands(at_prompt):
     with FlakyServer([]) as server:
         say = at_prompt(server, bare=True)
@@ -1596,6 +1688,10 @@ def test_bare_knows_no_custom_commands(at_prompt):
 # -- typing while a turn runs --------------------------------------------------------------------
 
 HELD = call("read_file", path="a.txt") | {"hold": "before"}
+
+
+LONG_PLAIN = [pytest.param("plain", marks=pytest.mark.long), "ui"]
+LONG_UI = ["plain", pytest.param("ui", marks=pytest.mark.long)]
 
 
 @pytest.fixture(params=["plain", "ui"])
@@ -1611,6 +1707,7 @@ def typing(request, terminal):
     return start
 
 
+@pytest.mark.parametrize("typing", LONG_PLAIN, indirect=True)
 def test_a_line_typed_in_a_turn_is_queued_and_sent_behind_the_step(typing, workspace):
     with FlakyServer([HELD, "PONG"]) as server:
         screen = typing(server)
@@ -1628,6 +1725,7 @@ def test_a_line_typed_in_a_turn_is_queued_and_sent_behind_the_step(typing, works
     assert history(workspace).read_text().splitlines() == ["go", "use p\u00f6rt 8080", "exit"]
 
 
+@pytest.mark.parametrize("typing", LONG_UI, indirect=True)
 def test_half_a_line_goes_on_in_the_turn_of_what_was_queued(typing):
     with FlakyServer([HELD, "PONG", {"text": "PANG", "hold": "before"}, "PUNG"]) as server:
         screen = typing(server)
@@ -1654,6 +1752,7 @@ def test_at_the_prompt_too_the_answer_is_written_to_a_file(at_prompt):
     assert (out.getvalue(), "PONG" in say.err.getvalue()) == ("PONG\n", False)
 
 
+@pytest.mark.parametrize("typing", LONG_UI, indirect=True)
 def test_commands_wait_for_the_end_of_the_turn_and_keep_their_place(typing):
     with FlakyServer([HELD, "PONG", "PANG"]) as server:
         screen = typing(server)
@@ -1668,6 +1767,7 @@ def test_commands_wait_for_the_end_of_the_turn_and_keep_their_place(typing):
     assert [len(prompts(request)) for request in server.requests] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("typing", LONG_PLAIN, indirect=True)
 def test_ctrl_c_gives_back_what_was_queued(typing):
     with FlakyServer([HELD, "PONG"]) as server:
         screen = typing(server)
@@ -1685,6 +1785,7 @@ def test_ctrl_c_gives_back_what_was_queued(typing):
     assert prompts(server.requests[1]) == ["go", "first\n/status"]
 
 
+@pytest.mark.parametrize("typing", LONG_PLAIN, indirect=True)
 def test_what_was_queued_or_begun_before_a_question_does_not_answer_it(typing, workspace):
     step = call("write_file", path="a.txt", content="a") | {"hold": "before"}
     with FlakyServer([step, "PONG"]) as server:
@@ -1707,9 +1808,9 @@ def test_what_was_queued_or_begun_before_a_question_does_not_answer_it(typing, w
 @pytest.mark.parametrize(
     "keys, text",
     [
-        pytest.param("one\rtwo\rthree\r", "one\ntwo\nthree", id="lines"),
         pytest.param("one\r\ntwo\r\n", "one\ntwo", id="CRLF"),
-        pytest.param("\x1b[Aone\r", "one", id="an arrow"),
+        pytest.param("one\rtwo\rthree\r", "one\ntwo\nthree", id="lines", marks=pytest.mark.long),
+        pytest.param("\x1b[Aone\r", "one", id="an arrow", marks=pytest.mark.long),
     ],
 )
 def test_what_comes_at_once_is_one_text(typing, keys, text):
@@ -1737,6 +1838,43 @@ def test_a_marked_paste_is_one_text_and_keys_edit_it(typing):
     assert prompts(server.requests[1]) == ["go", "two a\n\tb\nc"]
 
 
+@pytest.mark.parametrize(
+    ("live", "keys", "queued", "left", "ended"),
+    [
+        pytest.param(True, "ab\x7fc\r", ["ac"], "", False, id="backspace"),
+        pytest.param(True, "one two  \x17x", [], "one x", False, id="a word"),
+        pytest.param(True, "\x1b[200~a\nb\x1b[201~\x15c\r", ["c"], "", False, id="a line"),
+        pytest.param(True, "one\rtwo\x15\x7f\x17x", ["one"], "x", False, id="not what is sent"),
+        pytest.param(True, "\x1b[A\x1bOBa\x1bb\x01c", [], "ac", False, id="other keys"),
+        pytest.param(True, "a\x04b\rc", ["ab"], "c", False, id="Ctrl-D in a line"),
+        pytest.param(True, "a\r\x04b\r", ["a"], "", True, id="Ctrl-D"),
+        pytest.param(True, "x\x1b[200~a\r\nb\rc\x1b[201~", [], "xa\nb\nc", False, id="paste"),
+        pytest.param(True, "a\r\rb\r\r", ["a\n\nb"], "", False, id="an empty line"),
+        pytest.param(False, "a\r\rb\r\r", ["a\nb"], "", False, id="CRLF in line mode"),
+        pytest.param(False, "a\r\rb\r", ["a\n\nb"], "", False, id="an empty line there"),
+        pytest.param(True, " \r\r", [], "", False, id="blanks"),
+    ],
+)
+def test_keys_while_a_turn_runs_edit_the_line_and_enter_hands_it_over(
+    live, keys, queued, left, ended
+):
+    out, told = io.StringIO(), []
+    person = Person((agent.UiScreen if live else Screen)(out, out), io.StringIO())
+    typist = agent.Typist(person, told.append, agent.Signals())
+    assert typist.edit(keys) == ""
+    assert (told, typist.line, person.ended) == (queued, left, ended)
+
+
+def test_a_paste_whose_end_has_not_come_is_kept_for_it():
+    out, told = io.StringIO(), []
+    typist = agent.Typist(
+        Person(agent.UiScreen(out, out), io.StringIO()), told.append, agent.Signals()
+    )
+    assert (typist.edit("a\x1b[200~b\rc"), typist.line, told) == ("\x1b[200~b\rc", "a", [])
+    assert (typist.edit("\x1b[200~b\rc\x1b[201~\r"), typist.line) == ("", "")
+    assert told == ["ab\nc"]
+
+
 def test_retry_asks_again_and_says_when_there_is_nothing(terminal):
     with FlakyServer(["PONG", "PANG"]) as server:
         screen = terminal(server=server)
@@ -1750,6 +1888,7 @@ def test_retry_asks_again_and_says_when_there_is_nothing(terminal):
     assert server.requests[0]["messages"] == server.requests[1]["messages"]
 
 
+@pytest.mark.parametrize("typing", LONG_UI, indirect=True)
 def test_ctrl_d_in_a_turn_leaves_behind_it(typing):
     with FlakyServer([HELD, "PONG"]) as server:
         screen = typing(server)
@@ -1763,7 +1902,9 @@ def test_ctrl_d_in_a_turn_leaves_behind_it(typing):
     assert prompts(server.requests[1]) == ["go", "last"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)]
+)
 def test_a_signal_leaves_the_terminal_as_it_was(typing, number):
     with FlakyServer([HELD]) as server:
         screen = typing(server)
@@ -1787,7 +1928,7 @@ def type_on(screen, letters: str, chance: random.Random, server: FlakyServer) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(int(os.environ.get("TYPING_SEEDS", "12"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TYPING_SEEDS", "6"))))
 def test_no_key_is_lost_where_a_question_comes_and_where_the_turn_ends(typing, seed):
     """All that was typed stands in the answer to the question or in the next prompt, in order."""
     chance, letters = random.Random(seed), string.ascii_letters
@@ -1814,7 +1955,12 @@ def test_no_key_is_lost_where_a_question_comes_and_where_the_turn_ends(typing, s
 
 # -- writing: with readline, and with the extra's line editor -------------------------------------
 
-BOTH = pytest.mark.parametrize("ui", [False, True], ids=["plain", "ui"])
+PLAIN = pytest.mark.parametrize(
+    "ui", [pytest.param(False, id="plain"), pytest.param(True, id="ui", marks=pytest.mark.long)]
+)
+UI = pytest.mark.parametrize(
+    "ui", [pytest.param(False, id="plain", marks=pytest.mark.long), pytest.param(True, id="ui")]
+)
 
 
 def history(workspace: Path) -> Path:
@@ -1822,12 +1968,12 @@ def history(workspace: Path) -> Path:
     return workspace / ".agent" / "history"
 
 
-@BOTH
+@UI
 @pytest.mark.parametrize(
     "keys",
     [
-        pytest.param("\x1b[200~one\rtwo\rthree\x1b[201~\r", id="bracketed"),
-        pytest.param("one\r\ntwo\r\nthree\r\n", id="CRLF"),
+        pytest.param("\x1b[200~one\rtwo\rthree\x1b[201~\r", id="bracketed", marks=pytest.mark.long),
+        pytest.param("one\r\ntwo\r\nthree\r\n", id="CRLF", marks=pytest.mark.long),
         pytest.param("one\x1b\rtwo\x1b\rthree\r", id="Alt-Enter"),
     ],
 )
@@ -1844,7 +1990,7 @@ def test_lines_that_are_pasted_or_made_are_one_prompt(terminal, workspace, ui, k
     assert [word for word in ("one", "two", "three") if word not in shown] == []
 
 
-@BOTH
+@UI
 def test_a_backslash_at_the_end_goes_on_in_the_next_line(terminal, ui):
     with FlakyServer(["PONG"]) as server:
         screen = terminal(server=server, ui=ui)
@@ -1861,7 +2007,7 @@ def test_a_backslash_at_the_end_goes_on_in_the_next_line(terminal, ui):
     assert prompts(server.requests[0]) == ["one\ntwo"]
 
 
-@BOTH
+@PLAIN
 def test_what_was_typed_is_there_after_a_kill_and_holds_no_key(terminal, workspace, ui):
     with FlakyServer(["PONG"] * 5) as server:
         screens = [terminal(server=server, ui=ui) for _ in range(2)]  # two at the same time
@@ -1881,7 +2027,7 @@ def test_what_was_typed_is_there_after_a_kill_and_holds_no_key(terminal, workspa
     assert stat.S_IMODE(history(workspace).stat().st_mode) == 0o600
 
 
-@BOTH
+@UI
 def test_a_cleared_draft_is_in_the_history_and_ctrl_r_finds_it(terminal, ui):
     with FlakyServer(["PONG", "PANG"]) as server:
         screen = terminal(server=server, ui=ui)
@@ -1899,7 +2045,7 @@ def test_a_cleared_draft_is_in_the_history_and_ctrl_r_finds_it(terminal, ui):
     assert prompts(server.requests[1]) == ["ping", "a draft of mine"]
 
 
-@BOTH
+@UI
 def test_tab_completes_commands_and_files(terminal, workspace, ui):
     (workspace / "alpha one.txt").write_text("the first letter")
     with FlakyServer(["PONG"]) as server:
@@ -1945,7 +2091,7 @@ def test_a_history_that_is_not_ours_is_neither_read_nor_written(terminal, worksp
     assert (history(workspace).read_text(), server.requests) == ("rm -rf x\n", [])
 
 
-@BOTH
+@UI
 def test_what_the_editor_leaves_is_the_draft_of_the_next_prompt(terminal, tmp_path, ui):
     (tmp_path / "add.py").write_text("import sys\nopen(sys.argv[1], 'a').write('\\nand more\\n')")
     editor = f"{sys.executable} {tmp_path / 'add.py'}"
@@ -1964,13 +2110,12 @@ def test_what_the_editor_leaves_is_the_draft_of_the_next_prompt(terminal, tmp_pa
 @pytest.mark.parametrize(
     ("editor", "shown"),
     [
-        ("", "set VISUAL or EDITOR"),
-        ("false", "ended with 1"),
-        ("no-such-editor", "No such file"),
-        ("rm", "rm: No such file"),
-        ("sh -c 'rm $0; mkfifo $0'", "sh: no regular file"),
+        pytest.param("sh -c 'rm $0; mkfifo $0'", "sh: no regular file", id="pipe"),
+        pytest.param("", "set VISUAL or EDITOR", id="unset", marks=pytest.mark.long),
+        pytest.param("false", "ended with 1", id="fails", marks=pytest.mark.long),
+        pytest.param("no-such-editor", "No such file", id="missing", marks=pytest.mark.long),
+        pytest.param("rm", "rm: No such file", id="removes", marks=pytest.mark.long),
     ],
-    ids=["unset", "fails", "missing", "removes", "pipe"],
 )
 def test_without_an_editor_the_text_stays(terminal, editor, shown):
     with FlakyServer(["PONG"]) as server:
