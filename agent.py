@@ -12817,7 +12817,7 @@ def begun_call(name: str, arguments: Mapping[str, Any]) -> str:
     return call_line(name, {key: arguments[key] for key in arguments if key not in left})
 
 
-def edit_rows(name: str, arguments: Mapping[str, Any]) -> list[str]:
+def edit_rows(name: str, arguments: Mapping[str, Any], hint: str = "") -> list[str]:
     """The lines of a diff that shows what a call wrote; none for other tools."""
 
     def given(key: str) -> list[str]:
@@ -12832,7 +12832,7 @@ def edit_rows(name: str, arguments: Mapping[str, Any]) -> list[str]:
     else:
         return []
     left = len(rows) - DIFF_LINES
-    return [*rows[:DIFF_LINES], *([f"[{left} more lines, /show]"] if left > 0 else [])]
+    return [*rows[:DIFF_LINES], *([f"[{left} more lines{hint}]"] if left > 0 else [])]
 
 
 def said_lines(text: str) -> list[str]:
@@ -12840,7 +12840,7 @@ def said_lines(text: str) -> list[str]:
     return [line for line in visible(text).split("\n") if line.strip()]
 
 
-def outcome_lines(status: str, content: str, live: Sequence[str] = ()) -> list[str]:
+def outcome_lines(status: str, content: str, live: Sequence[str] = (), hint: str = "") -> list[str]:
     """What a result looks like under its call: the last lines, and how many there are.
 
     `live` are its first lines, where they were shown while it ran.
@@ -12849,7 +12849,7 @@ def outcome_lines(status: str, content: str, live: Sequence[str] = ()) -> list[s
     seen = len(live) if lines[: len(live)] == list(live) else 0
     shown = [line[:SHOWN_CHARS] for line in lines[seen:][-SHOWN_LINES:]]
     if (left := len(lines) - seen - SHOWN_LINES) > 0:
-        shown.insert(0, f"[{left} more lines, /show]")
+        shown.insert(0, f"[{left} more lines{hint}]")
     mark = {"ok": " ", "error": "!", "denied": "x", "cancelled": "x"}[status]
     return [f"  {mark} {line}" for line in shown]
 
@@ -12891,6 +12891,7 @@ class Screen:
         self.follows: threading.Timer | None = None  # after which its output is shown at once
         self.lock = threading.RLock()  # events also come from the thread that reads typed lines
 
+    hint = ""  # what shows the rest of what is cut: there are commands
     live = False  # whether a region at the end is redrawn, with what is being typed
     lend: Callable[[], object] = int  # gives the terminal back before a stop
 
@@ -12974,7 +12975,7 @@ class Screen:
     def on_tool_use(self, id: str, name: str, arguments: dict[str, Any]) -> None:
         """A call begins."""
         self.line(f"→ {begun_call(name, arguments)}")
-        self.last_call, self.edits[id] = id, edit_rows(name, arguments)
+        self.last_call, self.edits[id] = id, edit_rows(name, arguments, self.hint)
 
     def on_tool_output(self, id: str, text: str) -> None:
         """A command that runs for a while is followed; only the first lines of it."""
@@ -13009,7 +13010,7 @@ class Screen:
             self.line(f"← {name}")
         rows = self.edits.pop(id, [])
         shown = [f"    {row[:SHOWN_CHARS]}" for row in rows if status == "ok"]
-        for line in [*outcome_lines(status, content, self.shown), *shown]:
+        for line in [*outcome_lines(status, content, self.shown, self.hint), *shown]:
             self.line(line)
         self.last_call = ""
         self.unfollow()
@@ -13758,7 +13759,7 @@ class UiScreen(Screen):
         """A call begins; its line is printed when it ends."""
         self.end_text()
         self.calls[id] = LiveCall(name, arguments, self.clock())
-        self.edits[id] = edit_rows(name, arguments)
+        self.edits[id] = edit_rows(name, arguments, self.hint)
         self.draw()
 
     def on_approval(self, id: str, **_: Any) -> None:
@@ -13779,7 +13780,7 @@ class UiScreen(Screen):
         width = self.size()[0] - 1
         seconds = min(more["ms"] / 1000, self.clock() - call.began)
         end = f"  {seconds:.1f} s" if seconds > 1 else ""
-        end += "  /show" if longer and width >= 60 else ""
+        end += self.hint.replace(",", " ") if longer and width >= 60 else ""
         line = fit(call.line, max(8, width - 2 - len(end) - min(cells(outcome) + 2, width // 2)))
         outcome = fit(outcome, max(0, width - cells(line) - len(end) - 4))
         colours = (style,) if seen != "ok" else ("dim",)
@@ -14713,7 +14714,7 @@ class Repl:
         self.agent = agent
         self.person = person
         self.clock = clock
-        self.screen = person.screen
+        self.screen, self.screen.hint = person.screen, ", /show"
         person.mask, person.complete = agent.mask, self.complete
         person.status = lambda: self.screen.status_text(agent)
         self.leaving = False

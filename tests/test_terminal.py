@@ -933,7 +933,7 @@ def test_a_long_answer_is_printed_once_and_the_cursor_stays_in_the_region(gap):
 @pytest.mark.parametrize(
     ("status", "content", "line"),
     [
-        pytest.param("ok", "a\nb\n[exit code 0]", "✓ bash(ls)  b  /show", id="ok"),
+        pytest.param("ok", "a\nb\n[exit code 0]", "✓ bash(ls)  b", id="ok"),
         pytest.param("ok", "a\n[exit code 2]", "✗ bash(ls)  exit code 2: a", id="exit code"),
         pytest.param("error", "error: no such file", "✗ bash(ls)  no such file", id="error"),
         pytest.param("denied", "denied: mode plan", "⊘ bash(ls)  mode plan", id="denied"),
