@@ -3358,8 +3358,8 @@ class Client:
     def _failure(self, status: int, raw: bytes, headers: Mapping[str, str]) -> Exception:
         text = self.mask(b"".join(inflate([raw])).decode("utf-8", "replace"))
         body = json_or_none(text)
-        if text.lstrip().startswith("<") and (proxy := proxy_of(self.endpoint)):
-            text += f" (through {proxy})"
+        if text.lstrip().startswith("<"):
+            text += through_proxy(self.endpoint)
         if body is None:
             events = list(read_events(read_lines([text.encode("utf-8", "replace")])))
             body = events[0][1] if events else re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", text))
@@ -3689,10 +3689,7 @@ def root_hint(endpoint: str) -> str:
 
 def web_page_text(endpoint: str) -> str:
     """What a page in place of an answer means."""
-    proxy = proxy_of(endpoint)
-    return (
-        f"{endpoint} sent a web page{f' (through {proxy})' if proxy else ''}; {root_hint(endpoint)}"
-    )
+    return f"{endpoint} sent a web page{through_proxy(endpoint)}; {root_hint(endpoint)}"
 
 
 def redirect_text(endpoint: str, asked: str, target: str) -> str:
@@ -3726,6 +3723,12 @@ def proxy_of(url: str) -> str:
     return f"the proxy {shown} of {name.upper()}_PROXY" if proxy else ""
 
 
+def through_proxy(url: str) -> str:
+    """The proxy behind a URL that is shown; "" for none."""
+    proxy = proxy_of(url)
+    return f" (through {proxy})" if proxy else ""
+
+
 def network_error(
     error: Exception, endpoint: str, *, stale: bool = False
 ) -> ProviderError | Transient:
@@ -3747,8 +3750,7 @@ def network_error(
         reason = found[1] if found else text
         return ProviderError(f"no secure connection to {endpoint}: {reason}; {hint}")
     if isinstance(error, invalid) or "CA certificate bundle" in text:
-        proxy = proxy_of(endpoint)
-        return ProviderError(f"can not use {endpoint}{' through ' * bool(proxy)}{proxy}: {text}")
+        return ProviderError(f"can not use {endpoint}{through_proxy(endpoint)}: {text}")
     return Transient(connection_reason(error, endpoint), stale=stale)
 
 
@@ -5443,6 +5445,11 @@ class Signals:
                 yield
             finally:
                 self.end = None
+
+    def in_main(self) -> contextlib.AbstractContextManager[Any]:
+        """`with signals.in_main():` holds them back in the main thread; no other one gets any."""
+        main = threading.current_thread() is threading.main_thread()
+        return self if main else contextlib.nullcontext()
 
     def leave(self, code: int) -> NoReturn:
         """End the process at once."""
@@ -12790,9 +12797,13 @@ def call_line(name: str, arguments: Mapping[str, Any]) -> str:
     for number, (key, value) in enumerate(arguments.items()):
         text = value if isinstance(value, str) else encode(value)
         parts.append(text if number == 0 else f"{key}={text}")
-    line = visible(", ".join(parts)).replace("\n", "\\n")
-    name = visible(name).replace("\n", "\\n")[:SHOWN_CHARS]
-    return f"{name}({line[:SHOWN_CHARS]}{'...' if len(line) > SHOWN_CHARS else ''})"
+    return f"{in_one_line(name)}({in_one_line(', '.join(parts))})"
+
+
+def in_one_line(text: str, most: int = SHOWN_CHARS) -> str:
+    """The beginning of a text; its line ends are escaped."""
+    line = visible(text).replace("\n", "\\n")
+    return line if len(line) <= most else f"{line[:most]}..."
 
 
 EDITS = ("write_file", "edit_file")
@@ -12848,15 +12859,10 @@ LIVE_SECONDS = 1.0  # from its first output on, until it is worth that
 BELL_SECONDS = 10.0  # a turn that took longer rings at its end
 
 
-def takes_codes(environ: Mapping[str, str]) -> bool:
-    """Whether the user's terminal may get escape codes (https://no-color.org)."""
-    return environ.get("TERM", "dumb") not in ("", "dumb") and not environ.get("NO_COLOR")
-
-
-def queued_line(text: str) -> str:
-    """A prompt that waits for its time, in one line."""
-    line = text.strip().replace("\n", "\\n")
-    return f"queued: {line[:SHOWN_CHARS]}{'...' if len(line) > SHOWN_CHARS else ''}"
+def takes_codes(environ: Mapping[str, str], *streams: Any) -> bool:
+    """Whether these are terminals that may get escape codes (https://no-color.org)."""
+    told = environ.get("TERM", "dumb") not in ("", "dumb") and not environ.get("NO_COLOR")
+    return told and all(stream.isatty() for stream in streams)
 
 
 class Screen:
@@ -12879,15 +12885,14 @@ class Screen:
         self.open_line = False
         self.last_call = ""  # id of the call whose line was printed last
         self.edits: dict[str, list[str]] = {}  # of calls that run: the diffs nobody has seen
-        self.output = ""  # of the running command, as far as it was not shown
+        self.followed = ""  # id of the call whose output is shown while it runs
+        self.output = ""  # of it, as far as it was not shown
         self.shown: list[str] = []  # lines of it that were
         self.follows: threading.Timer | None = None  # after which its output is shown at once
         self.lock = threading.RLock()  # events also come from the thread that reads typed lines
 
-    lend: Callable[[], object] = int  # gives the terminal back before a stop
     live = False  # whether a region at the end is redrawn, with what is being typed
-    inside = 0  # how many `with whole()` are open: what is shown is half changed
-    stop_later = False  # Ctrl-Z came meanwhile
+    lend: Callable[[], object] = int  # gives the terminal back before a stop
 
     def emit(self, kind: str, **data: Any) -> None:
         """Show one event; kinds without a method are not shown."""
@@ -12903,13 +12908,15 @@ class Screen:
         yield
 
     @contextlib.contextmanager
-    def turn(self, agent: Agent, long: float = BELL_SECONDS) -> Iterator[None]:
+    def turn(self, agent: Agent) -> Iterator[None]:
         """While it lasts the agent is at work; one that took long rings at its end."""
         began = self.clock()
         try:
             yield
         finally:
-            if self.clock() - began > long:
+            with self.lock:
+                self.unfollow()  # a --check that was cut off
+            if self.clock() - began > BELL_SECONDS:
                 self.ring()
 
     def ring(self) -> None:
@@ -12943,8 +12950,8 @@ class Screen:
             if stream is self.out and not isinstance(error, BrokenPipeError | ValueError):
                 self.failure = str(error.strerror)
 
-    def line(self, text: str) -> None:
-        """One whole line beside the model's text."""
+    def line(self, text: str, *styles: str) -> None:
+        """One whole line beside the model's text, in these styles where they can be shown."""
         self.end_line()
         self.write(self.err, visible(text) + "\n")
 
@@ -12971,6 +12978,8 @@ class Screen:
 
     def on_tool_output(self, id: str, text: str) -> None:
         """A command that runs for a while is followed; only the first lines of it."""
+        if id != self.followed:
+            self.unfollow(id)
         self.output = (self.output + text)[: LIVE_LINES * LINE_CHARS]
         if self.follows is None:
             self.follows = threading.Timer(LIVE_SECONDS, self.follow)
@@ -12988,17 +12997,22 @@ class Screen:
                 self.shown.append(line)
                 self.line(f"    {line[:SHOWN_CHARS]}")
 
-    def on_tool_result(self, id: str, name: str, status: str, content: str, **_: Any) -> None:
-        """A call ended; of calls that ran at once the name says which."""
+    def unfollow(self, id: str = "") -> None:
+        """What was followed has ended; another command begins, if there is one."""
         if self.follows:
             self.follows.cancel()
+        self.followed, self.output, self.shown, self.follows = id, "", [], None
+
+    def on_tool_result(self, id: str, name: str, status: str, content: str, **_: Any) -> None:
+        """A call ended; of calls that ran at once the name says which."""
         if id != self.last_call:
             self.line(f"← {name}")
         rows = self.edits.pop(id, [])
         shown = [f"    {row[:SHOWN_CHARS]}" for row in rows if status == "ok"]
         for line in [*outcome_lines(status, content, self.shown), *shown]:
             self.line(line)
-        self.last_call, self.output, self.shown, self.follows = "", "", [], None
+        self.last_call = ""
+        self.unfollow()
 
     def on_usage(self, **_: Any) -> None:
         """A reply was counted: the next one begins a line."""
@@ -13006,7 +13020,7 @@ class Screen:
 
     def on_queued(self, text: str) -> None:
         """A line was typed while the turn runs."""
-        self.line(queued_line(text))
+        self.line(f"queued: {in_one_line(text.strip())}")
 
     def on_retry(
         self, attempt: int, of: int, delay: float, reason: str, restarts_reply: bool
@@ -13024,9 +13038,8 @@ class Screen:
 
     def figures(self, agent: Agent) -> None:
         """What a turn used, behind it."""
-        self.end_line()
         if agent.usage:
-            self.line(agent.figures(agent.usage))
+            self.line(agent.figures(agent.usage), "dim")
 
     def countdown(self, seconds: float) -> None:
         """Wait, and show on a terminal how long still."""
@@ -13049,6 +13062,21 @@ class Screen:
         text = "agent: compacted {messages_before} to {messages_after} messages, about"
         text += " {tokens_before} to {tokens_after} tokens; the originals are in "
         self.line(text.format(**figures) + (archive or "memory, as long as the agent runs"))
+
+
+def take_stop(handler: Any) -> Any:
+    """Who is told of Ctrl-Z; returns who was before. Only the main thread can say."""
+    before = signal.getsignal(signal.SIGTSTP)
+    main = threading.current_thread() is threading.main_thread()
+    if main and handler is not None and before is not signal.SIG_IGN:
+        signal.signal(signal.SIGTSTP, handler)
+    return before
+
+
+def suspend() -> None:
+    """Stop as a program does that knows nothing of Ctrl-Z; goes on when the shell says `fg`."""
+    # To the main thread: what is sent to the process another one may take, and we go on meanwhile.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTSTP)
 
 
 # -- what the extra `ui` shows ------------------------------------------------
@@ -13294,12 +13322,8 @@ class Markup:
         shown = letters(one.text for line in lines for one in line)
         if shown < letters(one.content + one.attrs.get("href", "") for one in told):
             return plain  # a table that is too wide
-        rows = list(map(self.row, lines))
-        while rows and not rows[-1]:
-            rows.pop()
-        while rows and not rows[0]:
-            del rows[0]
-        return rows or plain  # e.g. the address that a name stands for
+        text = "\n".join(map(self.row, lines)).strip("\n")
+        return text.split("\n") if text else plain  # e.g. the address that a name stands for
 
     def row(self, segments: Sequence[Any]) -> str:
         """One row without blanks at its end."""
@@ -13336,14 +13360,15 @@ class Region:
         old, before = self.rows, self.width
         self.rows, self.width = list(rows), width
         if old and not above and width == before and len(rows) >= len(old):
-            return self.changes(old)
+            return unbroken(self.changes(old))
         sizes = [max(1, -(-cells(row) // width)) for row in old] or [1]
         up = rise(min(sum(sizes[:-1]), height - 1))
         total = min(sum(sizes), height)
         wipe = up + "\x1b[K\n" * (total - 1) + "\x1b[K\r" + rise(total - 1) if old else ""
         if not (old or above or rows):
             return ""
-        return "\r" + wipe + "\n".join([*above, *(self.rows or [""])]) + "\r" * bool(rows)
+        lines = "".join(f"{line}\n" for line in above)
+        return "\r" + wipe + lines + unbroken("\n".join(self.rows)) + "\r" * bool(rows)
 
     def changes(self, old: Sequence[str]) -> str:
         """What to write where only some rows are others, or new ones come at the end."""
@@ -13354,12 +13379,17 @@ class Region:
                 at = number
             elif row != old[number]:
                 move = rise(at - number) if number <= at else f"\x1b[{number - at}B"
-                parts.append(f"{move}\r{row}\x1b[K")
+                parts.append(f"{move}\r\x1b[K{row}")
                 at = number
             if number == len(old) - 1 and at < number:
                 parts.append(f"\x1b[{number - at}B")
                 at = number
         return "".join(parts) + "\r" * bool(parts)
+
+
+def unbroken(text: str) -> str:
+    """Text whose rows are cut at the edge: a window may be narrower than it has told yet."""
+    return f"\x1b[?7l{text}\x1b[?7h" if text else ""
 
 
 def rise(rows: int) -> str:
@@ -13385,19 +13415,19 @@ LEVELS = {"info": ("dim",), "warning": ("yellow",), "error": ("red",)}
 def short_outcome(name: str, status: str, content: str) -> tuple[str, str, bool]:
     """What a call came to, in a few words; its status for the eye; whether there is more of it."""
     lines = said_lines(content) or [""]
-    if status == "cancelled":
-        return lines[-1].strip("[]").partition(";")[0], status, len(lines) > 1
-    if status != "ok":
-        return lines[0].removeprefix(f"{status}: "), status, len(lines) > 1
     found = re.fullmatch(r"\[(exit code \d+|ended by signal \d+|timed out .*)\]", lines[-1])
-    if name == "bash" and found:
-        *lines, _ = lines
-        last = lines[-1].strip() if lines else ""
-        if found[1] == "exit code 0":
-            return last, "ok", len(lines) > 1
-        return f"{found[1]}: {last}", "error", len(lines) > 1
-    many = len(lines) > 1
-    return (f"{len(lines)} lines" if many else lines[0].strip()), status, many
+    if status == "ok" and name == "bash" and found:
+        lines = lines[:-1] or [""]
+        last = lines[-1].strip()
+        if found[1] != "exit code 0":
+            last, status = f"{found[1]}: {last}", "error"
+    elif status == "cancelled":
+        last = lines[-1].strip("[]").partition(";")[0]
+    elif status != "ok":
+        last = lines[0].removeprefix(f"{status}: ")
+    else:
+        last = f"{len(lines)} lines" if lines[1:] else lines[0].strip()
+    return last, status, len(lines) > 1
 
 
 def painted_diff(line: str) -> str:
@@ -13440,12 +13470,13 @@ class UiScreen(Screen):
         self.busy = False
         self.told = self.reply = 0  # tokens that were counted, and characters that were not
         self.hushed = False  # the terminal was given away
+        self.inside = 0  # how many `with whole()` are open: what is shown is half changed
+        self.stop_later = False  # Ctrl-Z came meanwhile
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
         """One change of what is shown, between two signals; one thread at a time."""
-        main = threading.current_thread() is threading.main_thread()
-        with self.signals if main else contextlib.nullcontext(), self.lock:
+        with self.signals.in_main(), self.lock:
             self.inside += 1
             try:
                 yield
@@ -13465,7 +13496,7 @@ class UiScreen(Screen):
     # -- a turn
 
     @contextlib.contextmanager
-    def turn(self, agent: Agent, long: float = BELL_SECONDS) -> Iterator[None]:
+    def turn(self, agent: Agent) -> Iterator[None]:
         """While it lasts the region has a spinner and a status line."""
         over = threading.Event()
         ticker = threading.Thread(target=self.tick, args=(over,), daemon=True)
@@ -13473,11 +13504,11 @@ class UiScreen(Screen):
             self.agent, self.busy, self.began = agent, True, self.clock()
             self.told, self.reply, self.after = 0, 0, ""
             self.status = self.status_text(agent)
-        before = self.take_stop(self.stopped)
+        before = take_stop(self.stopped)
         try:
             with contextlib.suppress(RuntimeError):  # no thread can be had: nothing moves
                 ticker.start()
-            with super().turn(agent, long):
+            with super().turn(agent):
                 yield
         finally:
             try:
@@ -13495,15 +13526,7 @@ class UiScreen(Screen):
             self.calls.clear()
             self.thought, self.typing, self.again = "", "", 0.0
             self.end_line()
-            self.take_stop(before)
-
-    def take_stop(self, handler: Any) -> Any:
-        """Who is told of Ctrl-Z; returns who was before. Only the main thread can say."""
-        before = signal.getsignal(signal.SIGTSTP)
-        main = threading.current_thread() is threading.main_thread()
-        if main and handler is not None and before is not signal.SIG_IGN:
-            signal.signal(signal.SIGTSTP, handler)
-        return before
+            take_stop(before)
 
     def stopped(self, number: int, frame: Any) -> None:
         """Ctrl-Z: the region goes before the shell comes; after `fg` it is drawn anew."""
@@ -13512,9 +13535,9 @@ class UiScreen(Screen):
             return
         with self.quiet():
             self.lend()
-            before = self.take_stop(signal.SIG_DFL)
+            before = take_stop(signal.SIG_DFL)
             suspend()
-            self.take_stop(before)
+            take_stop(before)
 
     def tick(self, over: threading.Event) -> None:
         """What moves by itself; in a thread of its own, while a turn runs."""
@@ -13542,7 +13565,7 @@ class UiScreen(Screen):
     def typed(self, text: str) -> None:
         """What is being typed while a turn runs."""
         with self.whole():
-            self.typing = visible(text).replace("\n", "\\n")
+            self.typing = in_one_line(text, sys.maxsize)
             self.draw()
 
     def countdown(self, seconds: float) -> None:
@@ -13711,11 +13734,11 @@ class UiScreen(Screen):
             self.after = "line"
             self.draw()
 
-    def line(self, text: str) -> None:
-        """One whole line beside the model's text."""
+    def line(self, text: str, *styles: str) -> None:
+        """One whole line beside the model's text, in these styles."""
         with self.whole():
             self.end_text()
-            self.add_lines(text)
+            self.add_lines(text, *styles)
 
     def diff(self, text: str) -> None:
         """A diff in its colours."""
@@ -13726,19 +13749,12 @@ class UiScreen(Screen):
     def on_queued(self, text: str) -> None:
         """A line was typed while the turn runs; what is being said goes on behind it."""
         self.typing = ""
-        self.add_lines(queued_line(text), "cyan")
+        self.add_lines(f"queued: {in_one_line(text.strip())}", "cyan")
 
     def on_notice(self, level: str, text: str) -> None:
         """Something the user should know."""
-        self.end_text()
         self.calls.pop("check", None)
-        self.add_lines(f"agent: {text}", *LEVELS[level])
-
-    def figures(self, agent: Agent) -> None:
-        """What a turn used, behind it."""
-        self.end_line()
-        if agent.usage:
-            self.add_lines(agent.figures(agent.usage), "dim")
+        self.line(f"agent: {text}", *LEVELS[level])
 
     def on_usage(self, *, completion_tokens: int = 0, **_: Any) -> None:
         """A reply was counted: the next one begins a line."""
@@ -13804,7 +13820,7 @@ def shows_ui(environ: Mapping[str, str]) -> bool:
         same = os.fstat(sys.stdout.fileno()).st_rdev == os.fstat(sys.stderr.fileno()).st_rdev
     except (OSError, ValueError):
         return False
-    if not (same and sys.stdout.isatty() and sys.stderr.isatty() and takes_codes(environ)):
+    if not (same and takes_codes(environ, sys.stdout, sys.stderr)):
         return False
     try:
         import rich
@@ -13833,39 +13849,39 @@ class JsonScreen:
         with self.screen.lock:
             self.screen.emit(kind, **data)
             event = {"type": kind, "ts": round(time.time(), 3), **data}
-            if self.exit_code is None and (kind == "result" or not self.only_result):
-                main = threading.current_thread() is threading.main_thread()
-                with self.signals if main else contextlib.nullcontext():
-                    self.note(kind, data)
+            wanted = self.exit_code is None and (kind == "result" or not self.only_result)
+            with self.signals.in_main():
+                if kind == "init":
+                    self.began, self.session_id = True, data["session_id"]
+                elif kind == "result":
+                    self.exit_code = data["exit_code"]
+                if wanted:
                     self.screen.write(self.out, encode(clean_all(event)) + "\n")
-            else:
-                self.note(kind, data)
 
-    def note(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Remember that the first event was there, or the last one."""
-        if kind == "init":
-            self.began, self.session_id = True, data["session_id"]
-        elif kind == "result":
-            self.exit_code = data["exit_code"]
+
+@contextlib.contextmanager
+def key_by_key(descriptor: int) -> Iterator[None]:
+    """While it lasts a terminal gives its keys at once, and does not echo them."""
+    before = termios.tcgetattr(descriptor)
+    raw = [*before]
+    raw[3] &= ~(termios.ICANON | termios.ECHO)
+    try:
+        termios.tcsetattr(descriptor, termios.TCSANOW, raw)
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 def drain(stream: Any, wait: float = 0.0) -> str:
     """All that was typed and not yet read, also a line without its end; "" off a terminal."""
-    if not stream.isatty():
-        return ""
-    descriptor, typed = stream.fileno(), b""
-    before = termios.tcgetattr(descriptor)
-    raw = termios.tcgetattr(descriptor)
-    raw[3] &= ~(termios.ICANON | termios.ECHO)
-    try:
-        termios.tcsetattr(descriptor, termios.TCSANOW, raw)
-        while select.select([descriptor], [], [], wait)[0]:
-            piece = os.read(descriptor, 65536)
-            if not piece:
-                break
-            typed += piece
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+    typed, gone = b"", (OSError, termios.error)  # when the terminal is, the next read says so
+    if stream.isatty():
+        descriptor = stream.fileno()
+        with contextlib.suppress(*gone), key_by_key(descriptor):
+            while select.select([stream], [], [], wait)[0] and (
+                piece := os.read(descriptor, 65536)
+            ):
+                typed += piece
     return plain_lines(clean(typed.decode("utf-8", "replace")))
 
 
@@ -13946,22 +13962,14 @@ def stoppable(
     """
 
     def stop(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTSTP, before)
+        take_stop(before)
         end(Suspended())
 
-    before = signal.getsignal(signal.SIGTSTP)
+    before = take_stop(stop)
     try:
-        if before is not signal.SIG_IGN:
-            signal.signal(signal.SIGTSTP, stop)
         return read()
     finally:
-        signal.signal(signal.SIGTSTP, before)
-
-
-def suspend() -> None:
-    """Stop as a program does that knows nothing of Ctrl-Z; goes on when the shell says `fg`."""
-    # To the main thread: what is sent to the process another one may take, and we go on meanwhile.
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTSTP)
+        take_stop(before)
 
 
 HISTORY_ENTRIES = 1000
@@ -14029,7 +14037,7 @@ class Person:
         self.history = history
         self.environ = environ or {}
         # The terminal can mark what is pasted, and may be told to.
-        self.marks = takes_codes(self.environ) and screen.out.isatty() and screen.err.isatty()
+        self.marks = takes_codes(self.environ, screen.out, screen.err)
         self.draft = ""  # typed too early: put into the next prompt
         self.ended = False  # Ctrl-D was typed right behind the last prompt
         self.cleared = False  # the last Ctrl-C cleared a line that was not empty
@@ -14351,7 +14359,8 @@ class Typist:
         return os.pipe()
 
     def __enter__(self) -> None:
-        if self.person.ended or not self.person.stdin.isatty():
+        useless = not (self.reads or self.screen.live)
+        if self.person.ended or not self.person.stdin.isatty() or useless:
             return
         nothing = (OSError, RuntimeError, termios.error)  # no pipe, thread or terminal is left
         with self.signals, contextlib.suppress(*nothing):
@@ -14713,8 +14722,7 @@ class Repl:
         self.clock = clock
         self.screen = person.screen
         person.mask, person.complete = agent.mask, self.complete
-        if hasattr(self.screen, "status_text"):
-            person.status = lambda: self.screen.status_text(agent)
+        person.status = lambda: self.screen.status_text(agent)
         self.leaving = False
         self.exit_code = 0
         self.known: dict[tuple[str, str], str] = {}  # custom commands that a session has used
@@ -14722,6 +14730,10 @@ class Repl:
         self.typist = Typist(person, self.enqueue, agent.signals)
         person.pause, person.signals = self.typist.pause, agent.signals
         agent.typed = self.typed
+
+    def line(self, text: str) -> None:
+        """One whole line beside the model's text, without a secret."""
+        self.screen.line(self.agent.mask(text))
 
     def run(self) -> int:
         """Read prompts until the person leaves; returns the exit code."""
@@ -14745,13 +14757,13 @@ class Repl:
                 if self.exit_code != SIGINT_CODE or again:
                     break
                 self.exit_code = 0
-                self.screen.line("(Ctrl-C again, Ctrl-D or /exit leaves)")
+                self.line("(Ctrl-C again, Ctrl-D or /exit leaves)")
                 warned = 0.0 if self.person.cleared else self.clock() + LEAVE_SECONDS
                 continue
             warned = 0.0
             if text is None:
                 self.exit_code = 0 if self.person.stdin.isatty() else 128 + signal.SIGHUP
-                self.screen.line("")
+                self.line("")
                 break
             self.take(text.strip())
 
@@ -14761,7 +14773,7 @@ class Repl:
         if not self.queue:
             return self.person.prompt()
         text = self.queue[0]
-        self.screen.line(f"> {text}")
+        self.line(f"> {text}")
         del self.queue[0]
         return text
 
@@ -14782,7 +14794,7 @@ class Repl:
             self.person.draft = "\n".join([*self.queue, self.person.draft])
             self.person.ended = False
             self.queue.clear()
-            self.screen.line("agent: what was queued was not sent; it stands at the prompt")
+            self.line("agent: what was queued was not sent; it stands at the prompt")
 
     def take(self, text: str) -> None:
         """One line of input, carried out. Ctrl-C gives the prompt back."""
@@ -14805,13 +14817,13 @@ class Repl:
         except (AgentError, OSError) as error:
             name, why = getattr(error, "filename", None), getattr(error, "strerror", None)
             text = f"{os.path.basename(name)[:80]}: {why}" if name and why else str(error)
-            self.screen.line(f"agent: {self.agent.mask(text)}")
+            self.line(f"agent: {text}")
 
     def cancelled(self, exit_code: int) -> None:
         """After a signal: Ctrl-C gives the prompt back, any other ends the program."""
         if exit_code != SIGINT_CODE:
             self.leaving, self.exit_code = True, exit_code
-        self.screen.line("(cancelled)")
+        self.line("(cancelled)")
         if not self.leaving:
             self.give_back()
 
@@ -14833,7 +14845,8 @@ class Repl:
         live = ShellTools(self.agent.workspace, self.agent.emit)
 
         def show(data: bytes) -> None:
-            self.screen.write(self.screen.out, live.piece(data))
+            states = map(visible, live.piece(data).split("\r"))
+            self.screen.write(self.screen.out, "\r".join(states))
 
         try:
             code, _ = host.run(command, MOST_SECONDS, capture, show)
@@ -14843,7 +14856,7 @@ class Repl:
             self.cancelled(exit_code_of(stop))
         end = "\n".join([*host.notes, end])
         host.notes.clear()
-        self.screen.line(end)
+        self.line(end)
         output = clip(capture.text())
         self.agent.notes.append(f"[the user ran: {command}]\n{output}\n{end}\n")
 
@@ -14907,11 +14920,11 @@ class Repl:
         prompt, key = command.read(self.agent)[1], (self.agent.session.id, command.path)
         if self.known.get(key) != prompt:
             rows = [f"  | {line}" for line in exact(prompt).split("\n")]
-            self.screen.line("\n".join([f"/{name} is {command.path}:", *rows]))
+            self.line("\n".join([f"/{name} is {command.path}:", *rows]))
             text = f"/{name} came with the project. Send this to the model?"
             ask = self.agent.ask or self.person.ask
             if command.foreign and not is_yes(ask(Question("approve", text))):
-                self.screen.line("(nothing was sent)")
+                self.line("(nothing was sent)")
                 return
             self.known[key] = prompt
         self.turn(self.agent.attach(filled_in(prompt, arguments), arguments))
@@ -14956,7 +14969,7 @@ class Repl:
         text = self.edited(command, argument)
         if not text:
             why = "one with a window of its own needs a flag to wait, as code --wait"
-            self.screen.line(f"agent: the editor left nothing, so there is no draft; {why}")
+            self.line(f"agent: the editor left nothing, so there is no draft; {why}")
         self.person.draft = text
 
     def edited(self, command: Sequence[str], text: str) -> str:
@@ -14970,8 +14983,8 @@ class Repl:
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
             with self.screen.quiet(), ours_no_more(self.person.stdin):
-                argv, root = [*command, name], agent.workspace.root
-                code = subprocess.run(argv, cwd=root, env=agent.settings.environ).returncode
+                environ, root = agent.workspace.environ, agent.workspace.root
+                code = subprocess.run([*command, name], cwd=root, env=environ).returncode
             if code:
                 raise UsageError(f"{command[0]} ended with {code}; the text is as it was")
             left = clean(read_plain(Path(name)).decode("utf-8", "replace"))
@@ -14994,54 +15007,51 @@ class Repl:
         if argument:
             name = argument.removeprefix("/")
             custom = self.action(name)
-            self.screen.line("  ".join(self.about(name, custom)))
+            self.line("  ".join(self.about(name, custom)))
             if isinstance(custom, CustomCommand):
-                self.screen.line(f"its text is {custom.path}")
+                self.line(f"its text is {custom.path}")
             return
         groups, names = {title: text.split() for title, text in COMMANDS.items()}, self.names()
         named = [name for group in groups.values() for name in group]
         groups["From commands/*.md"] = [name for name in names if name not in named]
         custom = custom_commands(self.agent)
         for title, group in groups.items():
-            there = {name: getattr(self, f"do_{name}", custom.get(name)) for name in group}
-            rows = [self.about(name, there[name]) for name in group if there[name] is not None]
-            self.show_rows(title, rows)
+            there = [(name, getattr(self, f"do_{name}", None) or custom[name]) for name in group]
+            self.show_rows(title, itertools.starmap(self.about, there))
         self.show_rows("Beside commands", KEYS.items())
 
     def show_rows(self, title: str, rows: Iterable[tuple[str, str]]) -> None:
         """A part of /help."""
-        lines = [f"  {left:19}  {right}" for left, right in rows]
-        cut = [
-            f"{line[: HELP_COLUMNS - 3]}..." if len(line) > HELP_COLUMNS else line for line in lines
-        ]
-        if cut:
-            self.screen.line("\n".join([title, *cut]))
+        lines, most = [f"  {left:19}  {right}" for left, right in rows], HELP_COLUMNS
+        if lines:
+            cut = [line if len(line) <= most else f"{line[: most - 3]}..." for line in lines]
+            self.line("\n".join([title, *cut]))
 
     def do_model(self, argument: str) -> None:
         """show or change the model: /model [ID]"""
         client = self.agent.client
         if argument:
             self.agent.set_model(argument)
-        self.screen.line(f"model: {client.mask(client.model)} at {client.endpoint}")
+        self.line(f"model: {client.model} at {client.endpoint}")
         names = [] if argument else client.models()
         for name in names[:MOST_OFFERED]:
-            self.screen.line(f"  {client.mask(name)}")
+            self.line(f"  {name}")
         if more := len(names[MOST_OFFERED:]):
-            self.screen.line(f"  and {more:,} more: type the beginning of one, and Tab")
+            self.line(f"  and {more:,} more: type the beginning of one, and Tab")
         listed = client.known_models() if argument else []
         if listed and not lists_model(listed, argument):
-            near = client.mask(", ".join(near_models(argument, listed)))
-            self.screen.line(f"agent: the endpoint does not list this model; nearest: {near}")
+            near = ", ".join(near_models(argument, listed))
+            self.line(f"agent: the endpoint does not list this model; nearest: {near}")
 
     def do_provider(self, argument: str) -> None:
         """show the providers or change to one: /provider [NAME]"""
         if argument:
             self.agent.set_provider(argument)
-        self.screen.line(f"model: {self.agent.client.model} at {self.agent.client.endpoint}")
+        self.line(f"model: {self.agent.client.model} at {self.agent.client.endpoint}")
         for name, row in () if argument else self.agent.providers().items():
             ready = is_local(row.base_url) or self.agent.key_for(row)
             state = row.model or "on this machine" if ready else f"needs {row.key_name}"
-            self.screen.line(f"  {name:10}  {state}")
+            self.line(f"  {name:10}  {state}")
 
     def do_mode(self, argument: str) -> None:
         """show or change the mode: /mode [NAME]"""
@@ -15049,31 +15059,31 @@ class Repl:
             raise UsageError(f"mode {argument!r} is not one of: {', '.join(MODES)}")
         if argument:
             self.agent.set_mode(argument)
-        self.screen.line(f"mode: {self.agent.mode}. {MODE_MEANING[self.agent.mode]}")
+        self.line(f"mode: {self.agent.mode}. {MODE_MEANING[self.agent.mode]}")
 
     def do_status(self, _: str) -> None:
         """show model, mode, session and context"""
         agent = self.agent
-        self.screen.line(f"model: {agent.client.model} at {agent.client.endpoint}")
-        self.screen.line(f"mode: {agent.mode}; sandbox: {agent.workspace.sandbox_state}")
-        self.screen.line(f"session: {agent.session.id}, {len(agent.transcript.messages)} messages")
+        self.line(f"model: {agent.client.model} at {agent.client.endpoint}")
+        self.line(f"mode: {agent.mode}; sandbox: {agent.workspace.sandbox_state}")
+        self.line(f"session: {agent.session.id}, {len(agent.transcript.messages)} messages")
         (filled, guessed), window = agent.window_used(), agent.window()
         full = f"{'~' * guessed}{filled} of {'~' * (not agent.client.window)}{window}"
-        self.screen.line(f"context: {full} tokens")
+        self.line(f"context: {full} tokens")
         self.show_spent()
         if agent.client.cache_fell:
-            self.screen.line(f"cache: {agent.client.cache_fell}")
+            self.line(f"cache: {agent.client.cache_fell}")
 
     def show_spent(self) -> None:
         """What the session has used, and how much of the budgets."""
         agent = self.agent
-        self.screen.line(agent.figures(agent.session.header["usage"]))
+        self.line(agent.figures(agent.session.header["usage"]))
         parts = [
             f"{amount_text(used)} of {amount_text(agent.budgets.limits[unit])} {unit}"
             for unit, used in agent.budgets.used().items()
             if agent.budgets.limits[unit] and unit != "seconds"
         ]
-        self.screen.line(f"budgets: {', '.join(parts) or 'none'}")
+        self.line(f"budgets: {', '.join(parts) or 'none'}")
 
     def do_cost(self, _: str) -> None:
         """show what this session used, by model, and the budgets"""
@@ -15081,13 +15091,13 @@ class Repl:
         self.show_spent()
         for model, total in models.items() if len(models) > 1 else ():
             if isinstance(total, dict):
-                self.screen.line(f"  {model}: {tokens_text(total)}; {money_text(total)}")
+                self.line(f"  {model}: {tokens_text(total)}; {money_text(total)}")
         if price := client.price(client.model):
             parts = [f"${each:g} {key}" for key, each in zip(PRICE_KEYS, price, strict=True)]
-            self.screen.line(f"{client.model}: {', '.join(parts)}, for a million tokens")
+            self.line(f"{client.model}: {', '.join(parts)}, for a million tokens")
         else:
             key = f"[prices.{encode(client.model)}] in config.toml"
-            self.screen.line(f"the price of {client.model} is not known: {key} tells it")
+            self.line(f"the price of {client.model} is not known: {key} tells it")
 
     def do_allow(self, argument: str) -> None:
         """show the rules, or permit something until you leave: /allow [RULE]"""
@@ -15101,24 +15111,24 @@ class Repl:
         """Show all rules, or add one. Raises UsageError."""
         if text:
             warning = self.agent.add_rule(outcome, text)
-            self.screen.line(f"{outcome} {exact(text)}: holds until you leave")
+            self.line(f"{outcome} {exact(text)}: holds until you leave")
             if warning:
-                self.screen.line(f"agent: {warning}")
+                self.line(f"agent: {warning}")
             return
         rules = list(self.agent.rules())
         for kind, rule, origin in rules:
-            self.screen.line(f"  {kind:5}  {exact(rule)}  ({origin})")
+            self.line(f"  {kind:5}  {exact(rule)}  ({origin})")
         if not rules:
-            self.screen.line(f"no rules; one is added by e.g. /{outcome} bash git push *")
+            self.line(f"no rules; one is added by e.g. /{outcome} bash git push *")
 
     def do_memory(self, _: str) -> None:
         """show the AGENTS.md files that the model knows"""
         for folder, memo in self.agent.memory.items():
             cut = f", {memo.kept} of them known" if memo.kept < memo.size else ""
             changed = ", changed since" if self.agent.memo(folder) != memo else ""
-            self.screen.line(f"{memo.path}: {memo.size} bytes{cut}{changed}")
+            self.line(f"{memo.path}: {memo.size} bytes{cut}{changed}")
         if not self.agent.memory:
-            self.screen.line("no AGENTS.md is loaded")
+            self.line("no AGENTS.md is loaded")
 
     def do_compact(self, argument: str) -> None:
         """shorten the conversation now, and what to keep: /compact [TEXT]"""
@@ -15132,7 +15142,7 @@ class Repl:
         if not text:
             raise UsageError("there is no answer to copy yet")
         how = copy_text(text, self.agent.workspace.environ, self.screen)
-        self.screen.line(f"copied {len(text):,} characters {how}")
+        self.line(f"copied {len(text):,} characters {how}")
 
     def do_clear(self, _: str) -> None:
         """begin a new conversation; the one before is kept"""
@@ -15143,10 +15153,10 @@ class Repl:
         session, trouble = begin_session(agent.settings, agent.workspace.root)
         self.switch(session)
         if trouble:
-            self.screen.line(f"agent: {trouble}")
+            self.line(f"agent: {trouble}")
         lost = "; the one before is not kept" if before.header["turns"] else ""
         way_back = f"; the one before: /resume {before.id}" if kept else lost
-        self.screen.line(f"a new conversation{way_back}")
+        self.line(f"a new conversation{way_back}")
 
     def do_retry(self, _: str) -> None:
         """ask the model again; its last answer is taken back"""
@@ -15154,11 +15164,11 @@ class Repl:
 
     def do_diff(self, _: str) -> None:
         """show what this session changed in files"""
-        self.screen.diff(self.agent.diff().rstrip("\n") or "nothing was changed")
+        self.screen.diff(self.agent.mask(self.agent.diff()).rstrip("\n") or "nothing was changed")
 
     def do_undo(self, argument: str) -> None:
         """take back the last turn, or the last N, with its files: /undo [N]"""
-        self.agent.undo(turn_count("undo", argument or "1"), self.screen.line)
+        self.agent.undo(count_in("undo", argument or "1"), self.line)
 
     def do_jobs(self, argument: str) -> None:
         """list what runs in the background, or end it: /jobs [end [PID]]"""
@@ -15174,9 +15184,9 @@ class Repl:
             host.stop(pid)
         left = host.jobs()
         for pid, line in left:
-            self.screen.line(f"{pid:>8}  {visible(line)[:SHOWN_CHARS]}")
+            self.line(f"{pid:>8}  {visible(line)[:SHOWN_CHARS]}")
         if not left:
-            self.screen.line("nothing runs in the background")
+            self.line("nothing runs in the background")
 
     def do_sessions(self, _: str) -> None:
         """list this project's sessions"""
@@ -15200,19 +15210,19 @@ class Repl:
 
     def do_fork(self, argument: str) -> None:
         """go on in a copy, without the last N turns; files stay: /fork [N]"""
-        path, without = self.kept(), turn_count("fork", argument or "0")
+        path, without = self.kept(), count_in("fork", argument or "0")
         if not path.exists():
             raise UsageError("there is nothing to copy yet")
         self.agent.session.save()
         session, notes = fork_session(path, without)
         for note in notes:
-            self.screen.line(f"agent: {note}")
+            self.line(f"agent: {note}")
         untold = self.agent.notes
         self.switch(session)
         show_resumed(self.agent, self.screen)
         self.agent.notes += [*untold, *([FORKED] if without else [])]
         self.agent.save()
-        self.screen.line(f"the conversation before stays as session {path.stem}")
+        self.line(f"the conversation before stays as session {path.stem}")
 
     def kept(self) -> Path:
         """The file of this session. Raises UsageError where nothing is kept."""
@@ -15235,7 +15245,7 @@ class Repl:
         session.header["title"] = title
         if session.path is not None and session.path.exists():
             self.agent.save()
-        self.screen.line(f"title: {title}")
+        self.line(f"title: {title}")
 
     def do_export(self, argument: str) -> None:
         """write this session as Markdown into a new file: /export [FILE]"""
@@ -15257,24 +15267,25 @@ class Repl:
             raise
         finally:
             os.close(folder)
-        self.screen.line(f"wrote {name}; it may hold private things: read it before you share it")
+        self.line(f"wrote {name}; it may hold private things: read it before you share it")
 
     def do_show(self, argument: str) -> None:
         """show the whole of the last call, or of the Nth last: /show [N]"""
-        if not re.fullmatch(r"\d{0,9}", argument) or argument.strip("0") == "" != argument:
-            raise UsageError(f"/show takes a number of calls, not {argument[:80]!r}")
+        number = count_in("show", argument or "1", "calls")
         messages = [*self.agent.session.archived(), *self.agent.transcript.messages]
-        results = {m.get("tool_call_id"): text_of(m.get("content")) for m in messages}
-        calls = {call["id"]: call["function"] for m in messages for call in calls_of(m)}
-        number = int(argument or 1)
-        if number > len(calls):
+        calls: dict[str, Message] = {}
+        for call in itertools.chain.from_iterable(map(calls_of, messages)):
+            name = str(call.get("id"))
+            calls[name] = calls.pop(name, call)  # before it was clipped, where it stands now
+        if not 0 < number <= len(calls):
             raise UsageError(f"there are {len(calls)} calls in this session")
-        id, function = list(calls.items())[-number]
-        self.screen.line(function["name"])
-        for key, value in read_json_object(function["arguments"])[0].items():
+        name, call = list(calls.items())[-number]
+        function = object_in(call, "function")
+        self.line(str(function.get("name")))
+        for key, value in read_json_object(function.get("arguments"))[0].items():
             text = value if isinstance(value, str) else encode(value)
-            self.screen.line(f"{key}:\n{text}" if "\n" in text else f"{key}: {text}")
-        self.screen.line(f"->\n{results.get(id, '')}")
+            self.line(f"{key}:\n{text}" if "\n" in text else f"{key}: {text}")
+        self.line(f"->\n{results_in(messages).get(name, '')}")
 
     def do_exit(self, _: str) -> None:
         """leave (also exit, Ctrl-D)"""
@@ -15404,10 +15415,10 @@ def fed(argv: Sequence[str], data: bytes, environ: Mapping[str, str]) -> bool:
     return done.returncode == 0
 
 
-def turn_count(command: str, argument: str) -> int:
-    """How many turns a command is to work on. Raises UsageError."""
+def count_in(command: str, argument: str, unit: str = "turns") -> int:
+    """How many turns or calls a command is to work on. Raises UsageError."""
     if not re.fullmatch(r"\d{1,9}", argument):
-        raise UsageError(f"/{command} takes a number of turns, not {argument[:80]!r}")
+        raise UsageError(f"/{command} takes a number of {unit}, not {argument[:80]!r}")
     return int(argument)
 
 
@@ -15483,10 +15494,7 @@ def markdown(session: Session) -> Iterator[str]:
     What compaction removed stands first, and of a call what it was before it was clipped.
     """
     messages = [*session.archived(), *session.transcript.messages]
-    results: dict[str, str] = {}
-    for message in messages:
-        if message["role"] == "tool":
-            results.setdefault(str(message.get("tool_call_id")), text_of(message.get("content")))
+    results = results_in(messages)
     yield f"# {first_line(str(session.header.get('title') or 'A session'))}"
     yield f"Session {session.id}, with {session.header.get('model') or 'no model'}."
     spoke, told = "", set[str]()
@@ -15506,6 +15514,12 @@ def markdown(session: Session) -> Iterator[str]:
         rows = [call_row(call, results.get(str(call.get("id")), "")) for call in calls_of(message)]
         if rows:
             yield "\n".join(rows)
+
+
+def results_in(messages: Sequence[Message]) -> dict[str, str]:
+    """Results by call, each as it was before it was clipped: what is archived stands first."""
+    answers = (message for message in reversed(messages) if message["role"] == "tool")
+    return {str(each.get("tool_call_id")): text_of(each.get("content")) for each in answers}
 
 
 def closed_fence(text: str) -> str:
@@ -15834,7 +15848,7 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
     root = workspace_root(settings)
     screen = choose_screen(settings, flags, signals)
     if flags.sessions or flags.explain_permission is not None:
-        return show_list(settings, flags, screen)
+        return show_list(settings, flags, root, screen)
     one_shot = bool(flags.prompt or flags.print or flags.events) or not sys.stdin.isatty()
     prompt = read_prompt(flags.prompt, sys.stdin, screen) if one_shot else ""
     if one_shot and not prompt.strip():
@@ -15868,21 +15882,14 @@ def run_command(settings: Settings, flags: argparse.Namespace, signals: Signals)
 
 def choose_screen(settings: Settings, flags: argparse.Namespace, signals: Signals) -> Screen:
     """With the extra on a terminal that can show it, else as plain text."""
-    text = flags.output_format == "text" and not settings.bare
-    if text and shows_ui(settings.environ):
+    if wants_ui(settings, flags) and shows_ui(settings.environ):
         return UiScreen(sys.stdout, sys.stderr, signals=signals, bell=settings.bell)
     return Screen(sys.stdout, sys.stderr, streams=sys.stdout.isatty(), bell=settings.bell)
 
 
-def has_ui(settings: Settings, flags: argparse.Namespace) -> bool:
-    """Whether somebody sits at a terminal that takes more than plain text."""
-    streams = (sys.stdin, sys.stdout, sys.stderr)
-    return (
-        all(stream.isatty() for stream in streams)
-        and flags.output_format == "text"
-        and not settings.bare
-        and takes_codes(settings.environ)
-    )
+def wants_ui(settings: Settings, flags: argparse.Namespace) -> bool:
+    """Whether the flags leave room for more than plain text."""
+    return flags.output_format == "text" and not settings.bare
 
 
 def make_person(
@@ -15891,13 +15898,13 @@ def make_person(
     """The one at the keyboard, with the history of this project unless nothing is kept."""
     keeps = settings.save_session and not state_trouble(root)
     history = root / ".agent" / "history" if keeps else None
-    kind = UiPerson if has_ui(settings, flags) else Person
+    codes = takes_codes(settings.environ, sys.stdin, sys.stdout, sys.stderr)
+    kind = UiPerson if wants_ui(settings, flags) and codes else Person
     return kind(screen, sys.stdin, history, environ=settings.environ)
 
 
-def show_list(settings: Settings, flags: argparse.Namespace, screen: Screen) -> int:
+def show_list(settings: Settings, flags: argparse.Namespace, root: Path, screen: Screen) -> int:
     """Print the sessions, or how a command would be judged."""
-    root = workspace_root(settings)
     if flags.explain_permission is not None:
         explain_permission(settings, flags.explain_permission, screen)
     else:
@@ -16050,9 +16057,9 @@ def run_once(agent: Agent, prompt: str, person: Person, flags: argparse.Namespac
     screen.streams &= not flags.print
     words = " ".join(flags.prompt)
     typist = Typist(person, None, agent.signals)
-    person.pause = typist.pause if screen.live else person.pause
+    person.pause = typist.pause
     try:
-        with screen.turn(agent), typist if screen.live else contextlib.nullcontext():
+        with screen.turn(agent), typist:
             result = agent.run(agent.attach(prompt, words))  # what is piped in names no files
     finally:
         typist.__exit__()  # a signal may have come before its end
@@ -16066,10 +16073,15 @@ def run_once(agent: Agent, prompt: str, person: Person, flags: argparse.Namespac
         screen.line(f"agent: the answer could not be written: {screen.failure}")
         code = 1
     if code in (1, 53, 75, 77) and result.session_id:
-        place = agent.settings.workspace
-        where = "" if place == "." else f" --workspace {shlex.quote(place)}"
-        screen.line(f"agent: to go on: agent{where} --resume {result.session_id}")
+        screen.line(f"agent: to go on: {way_back(agent)}")
     return code
+
+
+def way_back(agent: Agent) -> str:
+    """The command that goes on with a session."""
+    place = agent.settings.workspace
+    where = "" if place == "." else f" --workspace {shlex.quote(place)}"
+    return f"agent{where} --resume {agent.session.id}"
 
 
 def show_refusal(row: Mapping[str, Any], screen: Screen) -> None:
@@ -16087,7 +16099,8 @@ def show_refusal(row: Mapping[str, Any], screen: Screen) -> None:
 def run_repl(agent: Agent, person: Person, *, resumed: bool = False) -> int:
     """The interactive session; says at its end how to come back."""
     screen = person.screen
-    screen.line(f"agent {__version__}, {agent.client.model}, mode {agent.mode}; /help for commands")
+    model = agent.mask(agent.client.model)
+    screen.line(f"agent {__version__}, {model}, mode {agent.mode}; /help for commands")
     if resumed:
         show_resumed(agent, screen)
     kept, environ = person.history, agent.workspace.environ
@@ -16096,7 +16109,7 @@ def run_repl(agent: Agent, person: Person, *, resumed: bool = False) -> int:
         person.history = None
     code = Repl(agent, person).run()
     if agent.session.path is not None and os.path.lexists(agent.session.path):
-        screen.line(f"to come back: agent --resume {agent.session.id}")
+        screen.line(f"to come back: {way_back(agent)}")
     return code
 
 

@@ -12,6 +12,7 @@ request, and that no process stays.
 
 import codecs
 import fcntl
+import gc
 import json
 import os
 import pty
@@ -69,9 +70,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     session.config.stash[HYPOTHESIS_FOLDER].cleanup()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """To look for garbage among what collecting makes, all of which stays, is half of its time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 # What costs most in the quick tier: how many cases of a test belong to it, the others are long.
 QUICK_CASES = {
     # test_agent.py
+    "test_whatever_comes_the_turns_end_and_the_task_survives": 2,
     "test_anything_but_yes_is_no": 1,
     "test_no_limit_is_no_limit": 0,
     "test_a_note_that_is_none_changes_nothing_and_says_so": 2,
@@ -81,6 +94,8 @@ QUICK_CASES = {
     "test_the_rules_that_are_named_permit_the_call": 2,
     "test_notes_that_are_a_link_to_a_secret_are_not_read": 3,
     "test_looking_for_notes_that_are_not_there_does_not_search_the_tree": 0,
+    # test_approval.py
+    "test_the_flags_that_stderr_names_permit_what_was_refused": 0,
     # test_calls.py
     "test_odd_forms_of_arguments_lose_nothing_when_a_file_is_written": 12,
     "test_odd_forms_of_arguments_are_the_same_for_every_tool": 7,
@@ -99,6 +114,13 @@ QUICK_CASES = {
     "test_another_spelling_of_a_name_is_no_way_around_a_refusal": 6,
     "test_a_call_that_fails_leaves_the_others_their_results": 3,
     # test_cli.py
+    "test_stream_json_is_one_event_a_line": 0,
+    "test_a_wrong_key_is_refused_with_41": 0,
+    "test_print_shows_only_the_final_answer_also_on_a_terminal": 0,
+    "test_a_redirect_is_reported_and_not_followed": 0,
+    "test_more_data_than_a_prompt_takes_is_cut_and_that_is_told": 0,
+    "test_a_stdin_that_can_not_be_read_is_no_traceback": 1,
+    "test_yes_runs_the_tools_for_real": 1,
     "test_stdout_carries_only_the_final_answer": 0,
     "test_options_may_stand_between_the_words_of_the_prompt": 0,
     "test_a_prompt_may_start_with_a_dash": 1,
@@ -109,7 +131,7 @@ QUICK_CASES = {
     "test_a_lone_surrogate_on_the_command_line_becomes_valid_text": 0,
     "test_piped_bytes_that_are_not_unicode_become_valid_text": 0,
     "test_the_variables_of_openai_are_a_fallback": 0,
-    "test_a_refusal_ends_at_once_with_the_words_of_the_server": 1,
+    "test_a_refusal_ends_at_once_with_the_words_of_the_server": 0,
     "test_a_passing_failure_is_retried_four_times_and_each_time_announced": 1,
     "test_the_retry_events_count_to_four": 0,
     "test_a_success_after_a_rate_limit_is_a_success": 0,
@@ -165,13 +187,13 @@ QUICK_CASES = {
     "test_a_read_only_disk_is_one_notice": 0,
     "test_where_the_sandbox_does_not_work_only_on_refuses_to_start": 1,
     "test_json_lists_what_was_denied": 0,
-    "test_json_is_printed_on_failure_too": 1,
-    "test_a_signal_while_the_model_streams_leaves_a_valid_session": 1,
-    "test_a_signal_while_a_command_runs_ends_its_whole_group": 1,
-    "test_a_second_signal_while_a_stubborn_command_ends_loses_nothing_it_printed": 1,
+    "test_json_is_printed_on_failure_too": 0,
+    "test_a_signal_while_the_model_streams_leaves_a_valid_session": 0,
+    "test_a_signal_while_a_command_runs_ends_its_whole_group": 0,
+    "test_a_second_signal_while_a_stubborn_command_ends_loses_nothing_it_printed": 0,
     "test_an_interrupt_during_a_retry_wait_ends_the_wait": 0,
     "test_an_interrupt_is_a_cancelled_result_in_json": 0,
-    "test_a_closed_stdout_is_no_traceback": 1,
+    "test_a_closed_stdout_is_no_traceback": 0,
     "test_a_reader_that_takes_one_byte_is_no_traceback": 0,
     "test_output_that_can_not_be_written_is_an_error_in_one_line": 1,
     "test_a_background_job_ends_with_the_agent": 0,
@@ -209,7 +231,8 @@ QUICK_CASES = {
     "test_a_wrong_list_of_names_is_named": 1,
     "test_a_command_may_hold_letters_that_the_locale_does_not_know": 0,
     # test_compaction.py
-    "test_a_giant_reply_is_clipped_and_the_turn_goes_on": 4,
+    "test_each_request_of_a_long_task_begins_with_the_one_before": 1,
+    "test_a_giant_reply_is_clipped_and_the_turn_goes_on": 2,
     # test_edits.py
     "test_an_edit_changes_exactly_its_place": 12,
     "test_an_edit_keeps_the_encoding_of_utf_16": 3,
@@ -259,10 +282,19 @@ QUICK_CASES = {
     # test_flaky_server.py
     "test_every_fault_works_with_and_without_text_and_calls": 40,
     "test_a_bad_script_file_is_one_line_and_2": 1,
+    # test_headless.py
+    "test_a_folder_that_was_removed_under_the_agent_is_a_2_in_json_too": 1,
+    "test_a_python_that_lacks_something_is_one_line_that_names_it": 1,
+    "test_a_reader_that_left_costs_neither_the_session_nor_a_traceback": 1,
+    "test_without_an_open_stream_the_work_is_done_and_the_session_is_saved": 1,
+    "test_progress_is_on_stderr_in_every_format": 1,
+    "test_a_signal_is_the_strongest_code_and_the_lines_end_with_the_result": 9,
     # test_hooks.py
     "test_any_other_failure_warns_once_and_the_call_runs": 2,
     # test_kill.py
     "test_a_task_that_is_killed_five_times_is_finished_without_a_lie": 0,
+    # test_loops.py
+    "test_a_reply_without_end_is_cut_whatever_it_says": 1,
     # test_permissions.py
     "test_a_path_that_is_denied_to_all_tools_is_denied_to_commands": 15,
     "test_what_a_run_reports_as_permitting_really_permits": 2,
@@ -327,7 +359,7 @@ QUICK_CASES = {
     "test_without_rg_all_regexes_find_what_the_reference_finds": 0,
     "test_with_rg_all_regexes_find_what_the_reference_finds": 0,
     "test_with_and_without_rg_the_results_are_equal_to_the_letter": 0,
-    "test_with_an_rg_that_fails_the_results_are_the_same": 1,
+    "test_with_an_rg_that_fails_the_results_are_the_same": 0,
     "test_what_the_user_set_for_rg_does_not_change_a_search": 0,
     "test_a_regex_and_a_name_that_look_like_options_are_none": 1,
     "test_a_search_lets_git_fetch_nothing_that_is_missing": 1,
@@ -342,6 +374,20 @@ QUICK_CASES = {
     "test_processes_that_start_in_the_same_second_get_different_ids": 0,
     "test_a_save_that_is_killed_leaves_the_old_or_the_new_file": 0,
     # test_terminal.py
+    "test_ctrl_c_clears_a_draft_and_does_not_leave": 0,
+    "test_a_closed_window_ends_the_agent_and_its_command": 0,
+    "test_a_closed_window_at_the_prompt_ends_the_agent": 0,
+    "test_sigterm_at_the_prompt_gives_the_terminal_back": 0,
+    "test_y_permits_what_was_shown": 0,
+    "test_a_question_of_the_model_is_answered_by_the_user": 1,
+    "test_ctrl_d_right_behind_a_prompt_sends_it_and_leaves": 1,
+    "test_a_turn_has_a_spinner_and_leaves_nothing_of_it": 0,
+    "test_without_colours_the_extra_shows_nothing": 0,
+    "test_a_question_rings_unless_the_config_says_no": 0,
+    "test_retry_asks_again_and_says_when_there_is_nothing": 0,
+    "test_the_projects_command_is_refused_by_whoever_does_not_say_yes": 0,
+    "test_copy_goes_through_a_terminal_only_if_it_takes_codes": 1,
+    "test_without_codes_the_line_editor_writes_none_either": 1,
     "test_a_prompt_on_the_command_line_of_a_terminal_is_answered_and_ends": 0,
     "test_a_session_is_resumed_at_the_prompt": 0,
     "test_ctrl_c_before_the_first_word_adds_no_reply": 0,
@@ -360,11 +406,11 @@ QUICK_CASES = {
     "test_a_flag_for_unattended_use_means_nobody_is_asked": 0,
     "test_a_note_is_kept_only_after_a_yes": 1,
     "test_writing_agents_md_asks_a_human_even_in_auto_mode": 0,
-    "test_a_paste_of_three_lines_is_one_prompt": 1,
+    "test_a_paste_of_three_lines_is_one_prompt": 0,
     "test_a_paste_with_the_line_ends_of_windows_is_its_lines_and_nothing_else": 0,
     "test_an_unknown_command_or_mode_is_not_sent_to_the_model": 1,
     "test_an_empty_line_sends_nothing": 0,
-    "test_colours_can_be_turned_off": 1,
+    "test_colours_can_be_turned_off": 0,
     "test_no_file_is_left_in_the_home_folder_but_the_history": 0,
     # test_tools.py
     "test_a_parameter_named_path_may_be_of_any_kind": 3,

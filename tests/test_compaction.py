@@ -1017,8 +1017,8 @@ def changed_elements(one: Stage) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("options", "passes"),
     [
-        pytest.param({"compact_at": 0.0}, False, id="without a pass"),
         pytest.param({"compact_at": 12_000.0}, True, id="with passes"),
+        pytest.param({"compact_at": 0.0}, False, id="without a pass"),
     ],
 )
 def test_each_request_of_a_long_task_begins_with_the_one_before(

@@ -83,14 +83,10 @@ class Talk:
     def next_line(self) -> None:
         """Enter in a prompt that goes on; then the next line is typed, and is not part of a paste.
 
-        Between two lines readline gives the terminal back for a moment, which is over if not seen.
+        Readline gives the terminal back between two lines, and begins to mark pastes anew.
         """
-        ready, deadline = self.modes(), time.monotonic() + 1
         self.send("\r")
-        self.expect("\n")
-        while not self.ui and self.modes() == ready and time.monotonic() < deadline:
-            self.screen.read(0.001)
-        until(lambda: self.modes() == ready)
+        self.match("\n" if self.ui else rf"\n[^{BEGIN}]*{BEGIN}")
         self.screen.listens()
 
     def question(self) -> str:
@@ -250,15 +246,12 @@ def test_what_was_typed_comes_back_in_the_next_process(dialogue, workspace):
 
 
 def find(screen: Talk, part: str, whole: str) -> None:
-    """Ctrl-R, a part of an older line, and Enter: with the extra one to take it, one to send it."""
+    """Ctrl-R, a part of an older line, and Enter."""
     screen.prompt()
     screen.send("\x12" + part)
     screen.match(whole[whole.index(part) + len(part) :])
     screen.screen.listens()
     screen.send("\r")
-    if screen.ui:
-        screen.screen.read(1)  # what is drawn when the line is taken
-        screen.send("\r")
 
 
 @pytest.fixture
@@ -499,10 +492,10 @@ def test_a_paste_while_a_turn_runs_is_queued_whole(dialogue, workspace, keys):
     assert [line for line in said.split("\n") if line] == ["one", "two", "three"]
 
 
-def test_a_queued_line_answers_no_question_and_a_later_yes_does(either, workspace):
+def test_a_queued_line_answers_no_question_and_a_later_yes_does(dialogue, workspace):
     first, second = (call("write_file", path=name, content="x") for name in ("a.txt", "b.txt"))
     with FlakyServer([first | {"hold": "before"}, second, "PONG"]) as server:
-        screen = either(server=server)
+        screen = dialogue(server=server)
         screen.say("write")
         until(server.holding.is_set)
         screen.queue("y")
@@ -576,14 +569,11 @@ def test_an_error_of_the_server_gives_a_queued_line_back(dialogue):
 # -- approval ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "ui", [pytest.param(False, id="plain", marks=long), pytest.param(True, id="ui")]
-)
-def test_an_edit_is_shown_as_a_diff_before_it_is_made(opened, workspace, ui):
+def test_an_edit_is_shown_as_a_diff_before_it_is_made(dialogue, workspace):
     (workspace / "a.txt").write_text("kept\nold line\n")
     step = call("edit_file", path="a.txt", old="old line", new="new line")
     with FlakyServer([step, "PONG"]) as server:
-        screen = opened(server=server, ui=ui)
+        screen = dialogue(server=server)
         screen.say("edit")
         shown = screen.question()
         assert (workspace / "a.txt").read_text() == "kept\nold line\n"

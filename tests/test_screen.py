@@ -78,6 +78,26 @@ def call(name: str, **arguments: object) -> dict[str, Any]:
     return {"call": name, "arguments": arguments}
 
 
+def test_a_command_is_followed_from_its_own_first_line_behind_a_check(tmp_path):
+    with open(tmp_path / "out", "w+", encoding="utf-8") as out:
+        screen = agent.Screen(out, out)
+        screen.emit("tool_output", id="check", text="left of the check")
+        screen.emit("tool_output", id="1", text="begun\n")
+        screen.follow()
+        assert (out.seek(0), out.read()) == (0, "    begun\n")
+
+
+def test_what_a_check_printed_is_not_shown_behind_a_turn_that_was_cut_off(tmp_path):
+    with open(tmp_path / "out", "w+", encoding="utf-8") as out:
+        screen = agent.Screen(out, out)
+        with contextlib.suppress(KeyboardInterrupt), screen.turn(None):
+            screen.emit("tool_output", id="check", text="begun\n")
+            timer = screen.follows
+            raise KeyboardInterrupt
+        timer.join(60)
+        assert (out.seek(0), out.read()) == (0, "")
+
+
 # -- a terminal that only remembers ----------------------------------------------------------------
 
 PIECES = re.compile(
@@ -480,7 +500,7 @@ HOSTILE = [
     "&ZeroWidthSpace;",
 ]
 # What a screen of ours may write itself.
-OURS = re.compile(r"\x1b\[(?:[0-9;]*[mABCDEFGK]|0?J|\?(?:25|2026)[hl])|\r\n|\r|\n|\t")
+OURS = re.compile(r"\x1b\[(?:[0-9;]*[mABCDEFGK]|0?J|\?(?:7|25|2026)[hl])|\r\n|\r|\n|\t")
 NEVER = re.compile(
     "[\0-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]"
 )
@@ -815,6 +835,7 @@ def test_one_shot_writes_no_escape_byte_where_none_is_wanted(
     assert ("PONG" in output, "\x1b" in output) == (True, False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes, redirection", HIDES)
 def test_a_dialogue_writes_no_escape_byte_where_none_is_wanted(
     shell, workspace, changes, redirection
@@ -927,7 +948,7 @@ def test_an_edit_is_a_diff_and_a_call_one_line_that_show_tells_whole(terminal, w
         ask(screen, "/diff")
         screen.expect("+new line")
         leave(screen)
-    assert ("\x1b[32m+new line\x1b[0m\r\n" in screen.output.split("/diff")[1]) is ui
+    assert ("\x1b[32m+new line\x1b[0m\r\n" in screen.output.rpartition("/diff")[2]) is ui
     assert re.search(r"-\s{0,3}old line", shown) and re.search(r"\+\s{0,3}new line", shown)
     assert re.search(r"number-1\s", whole) and re.search(r"number-150\s", whole)
     assert "\x07" not in screen.output
@@ -951,7 +972,7 @@ def config(home: Path, text: str) -> None:
 
 BELLS = [
     pytest.param("", {}, True, 1, id="ui"),
-    pytest.param("bell = false\n", {}, True, 0, id="off"),
+    pytest.param("bell = false\n", {}, True, 0, id="off", marks=pytest.mark.long),
     pytest.param("bell = true\n", {}, False, 1, id="plain", marks=pytest.mark.long),
     pytest.param("", {"NO_COLOR": "1"}, True, 1, id="NO_COLOR", marks=pytest.mark.long),
     pytest.param("bell = false\n", {}, False, 0, id="plain, off", marks=pytest.mark.long),
@@ -976,7 +997,7 @@ LONG_TURN = call("bash", command="sleep 10.5", timeout=60)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("text, changes, ui, count", BELLS)
+@pytest.mark.parametrize("text, changes, ui, count", [BELLS[0], BELLS[-1]])
 def test_a_long_turn_rings_at_its_end(terminal, home, text, changes, ui, count):
     config(home, text)
     with FlakyServer([LONG_TURN, "PONG"]) as server:
@@ -986,7 +1007,7 @@ def test_a_long_turn_rings_at_its_end(terminal, home, text, changes, ui, count):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("redirection, count", [("2> err.txt", 0), ("> out.txt", 1), ("", 1)])
+@pytest.mark.parametrize("redirection, count", [("2> err.txt", 0), ("> out.txt", 1)])
 def test_the_bell_is_for_a_terminal_at_stderr(shell, workspace, redirection, count):
     with FlakyServer([LONG_TURN, "PONG"]) as server:
         screen = shell(f"--yes --sandbox off go {redirection}", server, {})
@@ -1141,7 +1162,7 @@ def pane(scratch: Path, workspace: Path, environment: Callable, tmp_path: Path) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", list(LONG))
+@pytest.mark.parametrize("kind", ["paragraphs", "code", "loose list", "table", "one word"])
 def test_in_tmux_each_line_of_a_long_answer_stands_once(pane, kind):
     with FlakyServer([LONG[kind]]) as server:
         text = pane("go", server=server).wait()

@@ -442,7 +442,7 @@ def fuzz(start_agent, run_agent, workspace: Path, count: int, part: int) -> None
 
 
 def test_a_run_that_is_interrupted_at_random_goes_on_each_time(start_agent, run_agent, workspace):
-    fuzz(start_agent, run_agent, workspace, 4, 0)
+    fuzz(start_agent, run_agent, workspace, 3, 0)
 
 
 @pytest.mark.long
@@ -486,7 +486,7 @@ def fuzz_at_a_terminal(terminal, workspace: Path, count: int, part: int) -> None
 
 
 def test_turns_that_are_interrupted_at_random_give_the_prompt_back(terminal, workspace):
-    fuzz_at_a_terminal(terminal, workspace, 6, 0)
+    fuzz_at_a_terminal(terminal, workspace, 3, 0)
 
 
 @pytest.mark.long
@@ -596,7 +596,9 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_goes_on(shell, workspace)
     assert (workspace / "a.txt").exists()
 
 
-@pytest.mark.parametrize("ui", [False, True], ids=["plain", "ui"])
+@pytest.mark.parametrize(
+    "ui", [pytest.param(False, id="plain", marks=pytest.mark.long), pytest.param(True, id="ui")]
+)
 def test_ctrl_z_amid_a_line_typed_in_a_turn(shell, ui):
     with FlakyServer([{"text": "one two three", "hold_after": 1}, "PONG"]) as server:
         screen = shell(server, ui=ui)
