@@ -13264,14 +13264,12 @@ class Markup:
 
             LEVEL_ALIGN = {}
 
+        own = {"fence": Code, "code_block": Code, "heading_open": Title}
+
         class Plain(Markdown):
             """Markdown whose elements are these."""
 
-            elements = Markdown.elements | {
-                "fence": Code,
-                "code_block": Code,
-                "heading_open": Title,
-            }
+            elements = Markdown.elements | own
 
         self.markdown = Plain
         self.console = Console(
@@ -13294,9 +13292,8 @@ class Markup:
                 token.type, token.tag, token.info = "fence", "code", "html"
             for child in token.children or ():
                 child.content = visible(child.content, joiners="")
-                child.attrs = {
-                    name: visible(str(value), joiners="") for name, value in child.attrs.items()
-                }
+                shown = {key: visible(str(to), joiners="") for key, to in child.attrs.items()}
+                child.attrs = shown
                 if child.type == "image":
                     child.content = f"![{child.content}]({child.attrs['src']})"
                 if child.type in ("html_inline", "image") or child.markup == "autolink":
@@ -13570,9 +13567,6 @@ class UiScreen(Screen):
 
     def countdown(self, seconds: float) -> None:
         """Wait; the spinner says how long still."""
-        if not self.busy:
-            super().countdown(seconds)
-            return
         self.again = self.clock() + seconds
         try:
             time.sleep(seconds)
@@ -13619,9 +13613,8 @@ class UiScreen(Screen):
         if self.busy:
             typing = fit(self.typing[::-1], width - 2)[::-1]  # of a long line its end
             typed = [paint(f"> {typing}", "bold")] if self.typing else []
-            fixed = [self.spinner(width), *typed, paint(fit(f" {self.status}", width), "dim")][
-                :most
-            ]
+            status = paint(fit(f" {self.status}", width), "dim")
+            fixed = [self.spinner(width), *typed, status][:most]
         rows = self.open_rows(width, most - 3)
         several = len(self.calls) > 1
         for call in self.calls.values():
@@ -14382,6 +14375,7 @@ class Typist:
             if self.thread is not None:
                 os.write(self.wake[1], b"\0")
                 self.thread.join()
+                os.read(self.wake[0], 1)
                 self.thread = None
                 self.give_terminal()
                 if self.before is not None:
@@ -14459,7 +14453,6 @@ class Typist:
                 keys = self.edit(keys)
         if keys:
             self.edit(f"{keys}\x1b[201~")
-        os.read(wake, 1)
 
     def read(self, descriptor: int) -> bytes:
         """What was typed; b"" at the end of input, or when the terminal is gone."""
@@ -15471,10 +15464,8 @@ SHOWN_EXCHANGE = (8, 1000)  # lines and characters of a prompt, and of an answer
 
 def show_resumed(agent: Agent, screen: Screen, *, exchange: bool = True) -> None:
     """Where a session stands that is gone on with, and what was said last in it."""
-    messages, title = (
-        agent.transcript.messages,
-        first_line(agent.session.header["title"] or agent.task),
-    )
+    messages = agent.transcript.messages
+    title = first_line(agent.session.header["title"] or agent.task)
     where = f"agent: going on with {agent.session.id}, {len(messages)} messages"
     screen.line(f"{where}: {title}" if title else where)
     if not exchange:
@@ -15769,8 +15760,8 @@ def json_events(argv: Sequence[str], signals: Signals) -> JsonScreen | None:
 
 
 def report_thread(arguments: threading.ExceptHookArgs) -> None:
-    """What a tool's thread could not even report as an error: one line, no traceback."""
-    sys.stderr.write(f"agent: a tool failed: {arguments.exc_type.__name__}\n")
+    """What a thread, a tool's or ours, could not even report: one line, no traceback."""
+    sys.stderr.write(f"agent: a thread failed: {arguments.exc_type.__name__}\n")
 
 
 def report_unraisable(signals: Signals, told: Any) -> None:
