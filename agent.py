@@ -14943,7 +14943,7 @@ class Repl:
         folder, slash, begun = word[1:].removeprefix('"').rpartition("/")
         level = place.level(place.safe_path(folder + slash or "."))
         paths = [folder + slash + name for name in level if name.startswith(begun)]
-        shown = [p for p in paths if '"' not in p and p == shown_name(p)]
+        shown = [p for p in paths if '"' not in p and p == visible(shown_name(p))]
         shown = place.hide([p for p in shown if agent.may_show("read_file", p)][:MOST_OFFERED])
         quoted = [f'@"{p}' if p.endswith("/") else f'@"{p}"' for p in shown]
         pairs = zip(shown, quoted, strict=True)

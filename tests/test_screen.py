@@ -616,6 +616,19 @@ def test_the_rows_below_an_answer_can_not_steer_the_terminal(payload):
     assert (NEVER.findall("".join(rows)), "".join(rows).count("left")) == ([], 4)
 
 
+@pytest.mark.parametrize("most", [1, 2, 5, 22])
+def test_the_region_has_no_more_rows_than_it_may(most):
+    screen = agent.UiScreen(io.StringIO(), io.StringIO())
+    screen.busy = True
+    screen.emit("text", text="a\nb\nc")
+    screen.typed("left")
+    for number in range(30):
+        screen.emit("tool_use", id=str(number), name="bash", arguments={"command": "x"})
+        screen.emit("tool_output", id=str(number), text="one\ntwo\n")
+    rows = screen.body(80, most)
+    assert (len(rows), "Ctrl-C stops" in SGR.sub("", rows[max(0, most - 3)])) == (most, True)
+
+
 @pytest.mark.parametrize("payload", HOSTILE, ids=ascii)
 def test_a_line_too_long_for_the_region_can_not_steer_the_terminal(payload):
     out = io.StringIO()
