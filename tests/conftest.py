@@ -61,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: the full counts; run with `pytest -m long`")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # What a shell starts with "&".
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # Under nohup: only we ignore it.
         signal.signal(signal.SIGHUP, lambda number, frame: None)
 
