@@ -12817,7 +12817,7 @@ def begun_call(name: str, arguments: Mapping[str, Any]) -> str:
     return call_line(name, {key: arguments[key] for key in arguments if key not in left})
 
 
-def edit_rows(name: str, arguments: Mapping[str, Any]) -> list[str]:
+def edit_rows(name: str, arguments: Mapping[str, Any], hint: str = "") -> list[str]:
     """The lines of a diff that shows what a call wrote; none for other tools."""
 
     def given(key: str) -> list[str]:
@@ -12832,7 +12832,7 @@ def edit_rows(name: str, arguments: Mapping[str, Any]) -> list[str]:
     else:
         return []
     left = len(rows) - DIFF_LINES
-    return [*rows[:DIFF_LINES], *([f"[{left} more lines, /show]"] if left > 0 else [])]
+    return [*rows[:DIFF_LINES], *([f"[{left} more lines{hint}]"] if left > 0 else [])]
 
 
 def said_lines(text: str) -> list[str]:
@@ -12840,7 +12840,7 @@ def said_lines(text: str) -> list[str]:
     return [line for line in visible(text).split("\n") if line.strip()]
 
 
-def outcome_lines(status: str, content: str, live: Sequence[str] = ()) -> list[str]:
+def outcome_lines(status: str, content: str, live: Sequence[str] = (), hint: str = "") -> list[str]:
     """What a result looks like under its call: the last lines, and how many there are.
 
     `live` are its first lines, where they were shown while it ran.
@@ -12849,7 +12849,7 @@ def outcome_lines(status: str, content: str, live: Sequence[str] = ()) -> list[s
     seen = len(live) if lines[: len(live)] == list(live) else 0
     shown = [line[:SHOWN_CHARS] for line in lines[seen:][-SHOWN_LINES:]]
     if (left := len(lines) - seen - SHOWN_LINES) > 0:
-        shown.insert(0, f"[{left} more lines, /show]")
+        shown.insert(0, f"[{left} more lines{hint}]")
     mark = {"ok": " ", "error": "!", "denied": "x", "cancelled": "x"}[status]
     return [f"  {mark} {line}" for line in shown]
 
@@ -12891,6 +12891,7 @@ class Screen:
         self.follows: threading.Timer | None = None  # after which its output is shown at once
         self.lock = threading.RLock()  # events also come from the thread that reads typed lines
 
+    hint = ""  # what shows the rest of what is cut: there are commands
     live = False  # whether a region at the end is redrawn, with what is being typed
     lend: Callable[[], object] = int  # gives the terminal back before a stop
 
@@ -12974,7 +12975,7 @@ class Screen:
     def on_tool_use(self, id: str, name: str, arguments: dict[str, Any]) -> None:
         """A call begins."""
         self.line(f"→ {begun_call(name, arguments)}")
-        self.last_call, self.edits[id] = id, edit_rows(name, arguments)
+        self.last_call, self.edits[id] = id, edit_rows(name, arguments, self.hint)
 
     def on_tool_output(self, id: str, text: str) -> None:
         """A command that runs for a while is followed; only the first lines of it."""
@@ -13009,7 +13010,7 @@ class Screen:
             self.line(f"← {name}")
         rows = self.edits.pop(id, [])
         shown = [f"    {row[:SHOWN_CHARS]}" for row in rows if status == "ok"]
-        for line in [*outcome_lines(status, content, self.shown), *shown]:
+        for line in [*outcome_lines(status, content, self.shown, self.hint), *shown]:
             self.line(line)
         self.last_call = ""
         self.unfollow()
@@ -13264,14 +13265,12 @@ class Markup:
 
             LEVEL_ALIGN = {}
 
+        own = {"fence": Code, "code_block": Code, "heading_open": Title}
+
         class Plain(Markdown):
             """Markdown whose elements are these."""
 
-            elements = Markdown.elements | {
-                "fence": Code,
-                "code_block": Code,
-                "heading_open": Title,
-            }
+            elements = Markdown.elements | own
 
         self.markdown = Plain
         self.console = Console(
@@ -13294,9 +13293,8 @@ class Markup:
                 token.type, token.tag, token.info = "fence", "code", "html"
             for child in token.children or ():
                 child.content = visible(child.content, joiners="")
-                child.attrs = {
-                    name: visible(str(value), joiners="") for name, value in child.attrs.items()
-                }
+                shown = {key: visible(str(to), joiners="") for key, to in child.attrs.items()}
+                child.attrs = shown
                 if child.type == "image":
                     child.content = f"![{child.content}]({child.attrs['src']})"
                 if child.type in ("html_inline", "image") or child.markup == "autolink":
@@ -13570,9 +13568,6 @@ class UiScreen(Screen):
 
     def countdown(self, seconds: float) -> None:
         """Wait; the spinner says how long still."""
-        if not self.busy:
-            super().countdown(seconds)
-            return
         self.again = self.clock() + seconds
         try:
             time.sleep(seconds)
@@ -13619,9 +13614,8 @@ class UiScreen(Screen):
         if self.busy:
             typing = fit(self.typing[::-1], width - 2)[::-1]  # of a long line its end
             typed = [paint(f"> {typing}", "bold")] if self.typing else []
-            fixed = [self.spinner(width), *typed, paint(fit(f" {self.status}", width), "dim")][
-                :most
-            ]
+            status = paint(fit(f" {self.status}", width), "dim")
+            fixed = [self.spinner(width), *typed, status][:most]
         rows = self.open_rows(width, most - 3)
         several = len(self.calls) > 1
         for call in self.calls.values():
@@ -13765,7 +13759,7 @@ class UiScreen(Screen):
         """A call begins; its line is printed when it ends."""
         self.end_text()
         self.calls[id] = LiveCall(name, arguments, self.clock())
-        self.edits[id] = edit_rows(name, arguments)
+        self.edits[id] = edit_rows(name, arguments, self.hint)
         self.draw()
 
     def on_approval(self, id: str, **_: Any) -> None:
@@ -13786,7 +13780,7 @@ class UiScreen(Screen):
         width = self.size()[0] - 1
         seconds = min(more["ms"] / 1000, self.clock() - call.began)
         end = f"  {seconds:.1f} s" if seconds > 1 else ""
-        end += "  /show" if longer and width >= 60 else ""
+        end += self.hint.replace(",", " ") if longer and width >= 60 else ""
         line = fit(call.line, max(8, width - 2 - len(end) - min(cells(outcome) + 2, width // 2)))
         outcome = fit(outcome, max(0, width - cells(line) - len(end) - 4))
         colours = (style,) if seen != "ok" else ("dim",)
@@ -14382,6 +14376,7 @@ class Typist:
             if self.thread is not None:
                 os.write(self.wake[1], b"\0")
                 self.thread.join()
+                os.read(self.wake[0], 1)
                 self.thread = None
                 self.give_terminal()
                 if self.before is not None:
@@ -14459,7 +14454,6 @@ class Typist:
                 keys = self.edit(keys)
         if keys:
             self.edit(f"{keys}\x1b[201~")
-        os.read(wake, 1)
 
     def read(self, descriptor: int) -> bytes:
         """What was typed; b"" at the end of input, or when the terminal is gone."""
@@ -14720,7 +14714,7 @@ class Repl:
         self.agent = agent
         self.person = person
         self.clock = clock
-        self.screen = person.screen
+        self.screen, self.screen.hint = person.screen, ", /show"
         person.mask, person.complete = agent.mask, self.complete
         person.status = lambda: self.screen.status_text(agent)
         self.leaving = False
@@ -14949,7 +14943,7 @@ class Repl:
         folder, slash, begun = word[1:].removeprefix('"').rpartition("/")
         level = place.level(place.safe_path(folder + slash or "."))
         paths = [folder + slash + name for name in level if name.startswith(begun)]
-        shown = [p for p in paths if '"' not in p and p == shown_name(p)]
+        shown = [p for p in paths if '"' not in p and p == visible(shown_name(p))]
         shown = place.hide([p for p in shown if agent.may_show("read_file", p)][:MOST_OFFERED])
         quoted = [f'@"{p}' if p.endswith("/") else f'@"{p}"' for p in shown]
         pairs = zip(shown, quoted, strict=True)
@@ -15471,10 +15465,8 @@ SHOWN_EXCHANGE = (8, 1000)  # lines and characters of a prompt, and of an answer
 
 def show_resumed(agent: Agent, screen: Screen, *, exchange: bool = True) -> None:
     """Where a session stands that is gone on with, and what was said last in it."""
-    messages, title = (
-        agent.transcript.messages,
-        first_line(agent.session.header["title"] or agent.task),
-    )
+    messages = agent.transcript.messages
+    title = first_line(agent.session.header["title"] or agent.task)
     where = f"agent: going on with {agent.session.id}, {len(messages)} messages"
     screen.line(f"{where}: {title}" if title else where)
     if not exchange:
@@ -15769,8 +15761,8 @@ def json_events(argv: Sequence[str], signals: Signals) -> JsonScreen | None:
 
 
 def report_thread(arguments: threading.ExceptHookArgs) -> None:
-    """What a tool's thread could not even report as an error: one line, no traceback."""
-    sys.stderr.write(f"agent: a tool failed: {arguments.exc_type.__name__}\n")
+    """What a thread, a tool's or ours, could not even report: one line, no traceback."""
+    sys.stderr.write(f"agent: a thread failed: {arguments.exc_type.__name__}\n")
 
 
 def report_unraisable(signals: Signals, told: Any) -> None:

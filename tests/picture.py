@@ -56,7 +56,7 @@ def session() -> list[str]:
         screen = capture(Path(folder))
     screen = screen.replace(f"{sys.executable} ", "python3 ")
     # How long a call took, if it was over a second, tells more of the machine than of us.
-    screen = re.sub(r"(?m)  \d+\.\d s(?=  /show|\x1b|$)", "", screen)
+    screen = re.sub(r"(?m)  \d+\.\d s(?=\x1b|$)", "", screen)
     return ["$ agent --demo", *screen.rstrip().split("\n")]
 
 

@@ -2729,6 +2729,7 @@ def test_again_takes_the_answer_back_and_asks_from_there(stage: Callable[..., St
     one.run("go")
     spent = one.saved()["usage"]["prompt_tokens"]
     result = one.agent.again()
+    assert [*one.root.glob(".agent/sessions/*.bak")] == []  # no turn has begun
     assert (result.text, result.turns, result.status) == ("second", 1, "done")
     assert one.sent(2) == one.sent(1)
     assert "first" not in json.dumps(one.saved()["messages"])
@@ -2833,6 +2834,16 @@ def test_of_very_many_files_the_first_are_attached_and_the_rest_is_named(stage, 
     assert [notice["text"].partition(": too")[0] for notice in one.of("notice")] == [
         "@50.txt and 1 more is not attached",
         f"attached: {', '.join(names[:50])}",
+    ]
+
+
+def test_what_is_invisible_in_an_attached_file_is_told(stage, tmp_path):
+    (tmp_path / "a.txt").write_text("a\u200bb\n")
+    one = stage([])
+    assert "a\\u{200b}b" in one.agent.attach("@a.txt")
+    assert [notice["text"] for notice in one.of("notice")] == [
+        "a.txt holds 1 invisible characters; the model gets them escaped",
+        "attached: a.txt",
     ]
 
 

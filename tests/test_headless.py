@@ -708,13 +708,15 @@ class Full(io.StringIO):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def once(folder: Path, step: Any, out: Any, words: list[str], piped: str = "") -> tuple[int, str]:
+def once(
+    folder: Path, step: Any, out: Any, words: list[str], piped: str = "", *, err: Any = None
+) -> tuple[int, str]:
     """A one-shot run in this process: its code, and what the model got."""
     with FlakyServer([step, "ok"]) as server:
         known = Settings(base_url=server.url, model="m", workspace=str(folder), sandbox="off")
         agent = build_agent(known)
         flags = argparse.Namespace(prompt=words, print=True, output_format="text")
-        person = Person(Screen(out, io.StringIO()), io.StringIO())
+        person = Person(Screen(out, err or io.StringIO()), io.StringIO())
         code = run_once(agent, "\n\n".join([*words, piped]).strip(), person, flags)
         agent.close()
     return code, prompts(server.requests[0])[0]
@@ -726,6 +728,15 @@ def test_only_the_words_of_a_one_shot_prompt_name_files(tmp_path):
     code, prompt = once(tmp_path, "ok", io.StringIO(), ["see", "@a.txt"], "and @b.txt")
     assert (code, re.findall(r"\[file: (.*)\]", prompt)) == (0, ["a.txt"])
     assert once(tmp_path, "ok", io.StringIO(), [], "see @b.txt") == (0, "see @b.txt")
+
+
+def test_the_way_back_names_the_workspace_where_it_is_not_here(tmp_path):
+    err, folder = io.StringIO(), tmp_path / "a b"
+    folder.mkdir()
+    assert once(folder, TOUCH, io.StringIO(), ["go"], err=err)[0] == 77
+    (path,) = session_files(folder)
+    back = f"agent: to go on: agent --workspace '{folder}' --resume {path.stem}"
+    assert err.getvalue().splitlines()[-1] == back
 
 
 @pytest.mark.parametrize("step, code", [("ok", 1), (TOUCH, 77), (refusal(401), 41)])

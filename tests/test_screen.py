@@ -239,19 +239,19 @@ WIPE = "\x1b[K\n"
         pytest.param("", "z", "", (80, 24), "\rz\n", id="without one"),
         pytest.param("a b", "", "a b", (80, 24), "", id="the same"),
         pytest.param(
-            "a b c", "", "a x c", (80, 24), "\x1b[1A\rx\x1b[K\x1b[1B\r", id="one row is another"
+            "a b c", "", "a x c", (80, 24), "\x1b[1A\r\x1b[Kx\x1b[1B\r", id="one row is another"
         ),
         pytest.param(
             "a b c",
             "",
             "x b y",
             (80, 24),
-            "\x1b[2A\rx\x1b[K\x1b[2B\ry\x1b[K\r",
+            "\x1b[2A\r\x1b[Kx\x1b[2B\r\x1b[Ky\r",
             id="two are",
         ),
         pytest.param("a b", "", "a b c d", (80, 24), "\nc\nd\r", id="more rows"),
         pytest.param(
-            "a b", "", "x b c", (80, 24), "\x1b[1A\rx\x1b[K\x1b[1B\nc\r", id="another and more"
+            "a b", "", "x b c", (80, 24), "\x1b[1A\r\x1b[Kx\x1b[1B\nc\r", id="another and more"
         ),
         pytest.param(
             "a b c",
@@ -290,7 +290,9 @@ WIPE = "\x1b[K\n"
 def test_the_cursor_goes_up_only_inside_the_region(old, above, rows, size, written):
     region = agent.Region()
     region.frame([], old.split(), 80, 24)
-    assert region.frame(above.split(), rows.split(), *size) == written
+    text = region.frame(above.split(), rows.split(), *size)
+    assert text.count("\x1b[?7l") == text.count("\x1b[?7h")  # in between no row is broken
+    assert re.sub(r"\x1b\[\?7[lh]", "", text) == written
 
 
 # -- both screens show the same events -------------------------------------------------------------
@@ -612,6 +614,19 @@ def test_the_rows_below_an_answer_can_not_steer_the_terminal(payload):
     screen.emit("reasoning", text=f"left{payload}right")
     rows = [SGR.sub("", row) for row in screen.body(80, 22)]
     assert (NEVER.findall("".join(rows)), "".join(rows).count("left")) == ([], 4)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 22])
+def test_the_region_has_no_more_rows_than_it_may(most):
+    screen = agent.UiScreen(io.StringIO(), io.StringIO())
+    screen.busy = True
+    screen.emit("text", text="a\nb\nc")
+    screen.typed("left")
+    for number in range(30):
+        screen.emit("tool_use", id=str(number), name="bash", arguments={"command": "x"})
+        screen.emit("tool_output", id=str(number), text="one\ntwo\n")
+    rows = screen.body(80, most)
+    assert (len(rows), "Ctrl-C stops" in SGR.sub("", rows[max(0, most - 3)])) == (most, True)
 
 
 @pytest.mark.parametrize("payload", HOSTILE, ids=ascii)

@@ -920,6 +920,38 @@ def test_an_answer_is_shown_as_markdown_however_it_comes(size):
     assert "\n".join(row.rstrip() for row in paper.rows) == ANSWER_ROWS
 
 
+LISTED = [f"- {number}" for number in range(10)]
+
+
+@pytest.mark.parametrize("size", [1, 10_000])
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        pytest.param("a\nb\n\nc\n", ["a\nb", "c"], id="paragraphs"),
+        pytest.param("a\r\n\r\nb", ["a", "b"], id="CRLF"),
+        pytest.param("a\n# B\n## C\nd", ["a", "# B", "## C", "d"], id="headings"),
+        pytest.param("- a\n\n- b\n  c\n\nd\n", ["- a", "- b\n  c", "d"], id="items apart"),
+        pytest.param("- a\nb\n\n\tc\nd", ["- a\nb\n\n\tc\nd"], id="an item of two parts"),
+        pytest.param(
+            "\n".join(LISTED), [*map("\n".join, (LISTED[:8], LISTED[8:]))], id="a long list"
+        ),
+        pytest.param("a\n```\n\nb\n```\nc", ["a", "```\n\nb\n```", "c"], id="code"),
+        pytest.param("````\n```\n````\nx", ["````\n```\n````", "x"], id="a fence in a fence"),
+        pytest.param("~~~\n~~~ a\n~~~\nx", ["~~~\n~~~ a\n~~~", "x"], id="no end of a fence"),
+        pytest.param(
+            "- a\n  ```\n\n  y\n  ```\n- b", ["- a\n  ```\n\n  y\n  ```\n- b"], id="inside"
+        ),
+        pytest.param("```py\nx", ["```py\nx"], id="cut off"),
+    ],
+)
+def test_a_block_ends_where_what_follows_can_not_change_it(text, blocks, size):
+    made = agent.Blocks()
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    ended = [block for piece in pieces for block in made.add(piece)] + made.finish()
+    assert [block for block, _ in ended] == blocks
+    assert [joined for _, joined in ended] == [block.startswith("- 8") for block in blocks]
+
+
 @pytest.mark.parametrize(
     "gap", ["\n", "\n- ", *(pytest.param(gap, marks=pytest.mark.long) for gap in ("\n\n", " "))]
 )
@@ -933,7 +965,7 @@ def test_a_long_answer_is_printed_once_and_the_cursor_stays_in_the_region(gap):
 @pytest.mark.parametrize(
     ("status", "content", "line"),
     [
-        pytest.param("ok", "a\nb\n[exit code 0]", "✓ bash(ls)  b  /show", id="ok"),
+        pytest.param("ok", "a\nb\n[exit code 0]", "✓ bash(ls)  b", id="ok"),
         pytest.param("ok", "a\n[exit code 2]", "✗ bash(ls)  exit code 2: a", id="exit code"),
         pytest.param("error", "error: no such file", "✗ bash(ls)  no such file", id="error"),
         pytest.param("denied", "denied: mode plan", "⊘ bash(ls)  mode plan", id="denied"),
@@ -1238,6 +1270,20 @@ def test_a_word_before_the_cursor_is_completed(at_prompt, before, found):
         assert say.repl.complete(before) == found
 
 
+def test_what_is_secret_ignored_or_odd_completes_nothing(at_prompt):
+    with FlakyServer(["PONG"]) as server:
+        say = at_prompt(server, environ={"PATH": os.environ["PATH"]}, deny=("read_file no.txt",))
+        subprocess.run(["git", "init", "-q"], cwd=say.root, check=True)
+        for name in (".env", "a.log", 'q"x.txt', "n\x1b.txt", "\u202etxt", "no.txt", "yes.txt"):
+            (say.root / name).write_text("a\n")
+        (say.root / ".gitignore").write_text("*.log\n")
+        found = say.repl.complete("see @")
+        assert say.repl.complete("@none/a") == say.repl.complete("@../") == []
+        say("ping")
+        assert say.repl.complete("/resume ") == []
+    assert found == ["@.gitignore", "@yes.txt"]
+
+
 def test_help_lists_every_command_in_a_group_within_80_columns(at_prompt):
     with FlakyServer([]) as server:
         say = at_prompt(server)
@@ -1298,6 +1344,95 @@ def test_a_model_that_is_not_listed_is_taken_and_the_nearest_is_named(at_prompt)
         say("ping")
     assert last == "agent: the endpoint does not list this model; nearest: flaky-1"
     assert server.requests[0]["model"] == "Flaky-2"
+
+
+def test_the_history_is_a_private_file_with_a_line_for_each_entry(tmp_path):
+    path, again = tmp_path / "history", tmp_path / "none" / "history"
+    person, other, lost = (
+        Person(Screen(io.StringIO(), io.StringIO()), io.StringIO(), place)
+        for place in (path, path, again)
+    )
+    person.mask = lambda text: text.replace("secret", "***")
+    for text in ("one", "one", "two\nlines\n", "a secret", " \n"):
+        assert (person.remember(text), lost.remember(text)) == (text, text)
+    other.read_history()
+    assert path.read_text() == "one\ntwo\u2028lines\na ***\n"
+    assert (stat.S_IMODE(path.stat().st_mode), again.parent.exists()) == (0o600, False)
+    assert person.entries == lost.entries == ["one", "two\nlines", "a secret"]
+    assert (other.entries, lost.history) == (["one", "two\nlines", "a ***"], again)
+
+
+@pytest.mark.parametrize("count", [2, 1003])
+def test_the_newest_entries_of_a_history_stay_and_half_a_line_is_ended(tmp_path, count):
+    rows = [str(number) for number in range(count)]
+    (tmp_path / "history").write_text("\n".join(rows))
+    screen = Screen(io.StringIO(), io.StringIO())
+    person = Person(screen, io.StringIO(), tmp_path / "history")
+    person.read_history()
+    assert person.entries == (tmp_path / "history").read_text().split() == rows[-1000:]
+    assert (tmp_path / "history").read_text().endswith(f"{count - 1}\n")
+
+
+def test_a_history_that_is_no_file_is_said_once_and_left_alone(tmp_path):
+    (tmp_path / "history").mkdir()
+    err = io.StringIO()
+    person = Person(Screen(io.StringIO(), err), io.StringIO(), tmp_path / "history")
+    person.read_history()
+    person.remember("one")
+    assert (person.history, person.entries) == (None, ["one"])
+    assert (err.getvalue()[:19], err.getvalue().count("\n")) == ("agent: no history: ", 1)
+
+
+@pytest.mark.parametrize(
+    ("script", "draft", "said"),
+    [
+        pytest.param(r'printf "\n a\r\nb\n\n" > "$1"', " a\nb", "", id="writes"),
+        pytest.param('printf b >> "$1"', "textb", "", id="goes on"),
+        pytest.param('printf b >> "$1"; exit 3', "text", "agent: /bin/sh ended with 3", id="fails"),
+        pytest.param(': > "$1"', "", "agent: the editor left nothing", id="nothing"),
+        pytest.param('rm "$1"', "text", "agent: /bin/sh: ", id="removes"),
+    ],
+)
+def test_what_an_editor_leaves_is_the_draft_and_no_file_stays(at_prompt, script, draft, said):
+    before = signal.getsignal(signal.SIGINT)
+    with FlakyServer([]) as server:
+        (say := at_prompt(server)).agent.close()
+        (say.root / "edit").write_text(script)
+        environ = {"PATH": "/usr/bin:/bin", "VISUAL": "/bin/sh edit", "EDITOR": "/bin/false"}
+        say = at_prompt(server, environ={**environ, "HOME": str(say.root)})
+        shown = say("/edit text")
+        left = [path.name for path in say.root.rglob("prompt-*")]
+    assert (say.repl.person.draft, shown[: len(said) or None], left) == (draft, said, [])
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.parametrize(
+    ("queue", "said", "rest"),
+    [
+        (["a", "b\nc", "/mode plan", "d"], "a\nb\nc", ["/mode plan", "d"]),
+        (["a", "!ls"], "a", ["!ls"]),
+        (["exit", "a"], "", ["exit", "a"]),
+        (["exit now", "/usr/bin"], "exit now\n/usr/bin", []),
+    ],
+)
+def test_the_running_turn_takes_what_is_queued_before_the_first_command(
+    at_prompt, queue, said, rest
+):
+    with FlakyServer([]) as server:
+        repl = at_prompt(server).repl
+        repl.queue = list(queue)
+        assert (repl.typed(), repl.queue) == (said, rest)
+        assert [repl.next() for _ in rest] == rest
+
+
+def test_what_is_queued_behind_a_turn_that_failed_stands_at_the_prompt(at_prompt):
+    with FlakyServer([{"status": 400, "body": {}}]) as server:
+        say = at_prompt(server)
+        person, say.repl.queue = say.repl.person, ["first", "/status"]
+        person.draft, person.ended = "half", True
+        shown = say("go")
+    assert (person.draft, person.ended, say.repl.queue) == ("first\n/status\nhalf", False, [])
+    assert shown.count("agent: what was queued was not sent; it stands at the prompt\n") == 1
 
 
 EVIL = "left\x1b[2J\u202e"
@@ -1447,12 +1582,12 @@ def test_typed_rules_add_up_and_one_that_permits_much_says_so(at_prompt):
     with FlakyServer([]) as server:
         say = at_prompt(server)
         assert "agent: " in say("/allow bash git *", "/allow bash *")
-        assert say("/deny write_file *") == "deny write_file *: holds until you leave\n"
+        assert say("/deny bash *") == "deny bash *: holds until you leave\n"
         shown = say("/allow")
     assert shown.splitlines() == [
         "  allow  bash git *  (/allow)",
         "  allow  bash *  (/allow)",
-        "  deny   write_file *  (/deny)",
+        "  deny   bash *  (/deny)",
     ]
 
 
@@ -1549,6 +1684,7 @@ def test_clear_begins_anew_and_names_the_way_back(at_prompt):
 def test_clear_without_sessions_begins_anew(at_prompt):
     with FlakyServer(["PONG", "PANG"]) as server:
         say = at_prompt(server, save_session=False)
+        assert say("/clear") == "a new conversation\n"
         last = say("ping", "/clear")
         say("pang")
     assert last == "a new conversation; the one before is not kept\n"
@@ -1568,6 +1704,37 @@ def test_copy_feeds_the_program_that_is_there(at_prompt, tmp_path):
         assert say("/copy") == "agent: there is no answer to copy yet\n"
         assert say("ping", "/copy") == "copied 6 characters with xclip\n"
     assert (tmp_path / "copied").read_text() == "PONG é-selection clipboard\n"
+
+
+class Tty(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
+@pytest.mark.parametrize(
+    ("display", "code", "size", "how"),
+    [
+        pytest.param(":0", 0, 9, "with xclip", id="a program"),
+        pytest.param("", 0, 9, "by way of the terminal, if it permits that", id="no display"),
+        pytest.param(":0", 1, 9, "by way of the terminal, if it permits that", id="it fails"),
+        pytest.param("", 0, 75_001, "the answer has 75,001 bytes", id="large"),
+    ],
+)
+def test_copy_takes_the_first_way_that_there_is(tmp_path, display, code, size, how):
+    (tmp_path / "xclip").write_text(f"#!/bin/sh\n/bin/cat >/dev/null\nexit {code}\n")
+    (tmp_path / "xclip").chmod(0o700)
+    environ = {"PATH": str(tmp_path), "DISPLAY": display, "TERM": "xterm"}
+    err = Tty()
+    screen = Screen(io.StringIO(), err)
+    if size > 9:
+        with pytest.raises(agent.UsageError, match=how):
+            agent.copy_text("x" * size, environ, screen)
+    else:
+        assert agent.copy_text("x" * size, environ, screen) == how
+    assert err.getvalue() == ("\x1b]52;c;eHh4eHh4eHh4\a" if "way" in how else "")
 
 
 def test_copy_without_any_clipboard_says_so(at_prompt):
@@ -1673,8 +1840,9 @@ def test_only_what_is_typed_behind_a_custom_command_names_files(at_prompt):
 def test_the_projects_command_is_asked_for_in_each_session(at_prompt):
     with FlakyServer(["PONG"] * 3) as server:
         say = at_prompt(server, ["y", "n"])
-        say.put("x.md", "Read.")
-        assert "(nothing was sent)" in say("/x", "/x", "/clear", "/x")
+        say.put("x.md", f"Read{' ' * 50}this.")
+        assert "  | Read[50 blanks]this.\n" in say("/x") and "  | " not in say("/x")
+        assert "(nothing was sent)" in say("/clear", "/x")
     assert (len(say.asked), len(server.requests)) == (2, 2)
 
 
