@@ -1666,6 +1666,7 @@ def note_request(request: Any) -> str:
     return str(request["messages"][1]["content"])
 
 
+@pytest.mark.long
 def test_a_note_that_takes_too_long_is_asked_for_once_more_with_half_the_text(
     stage: Callable[..., Stage],
 ) -> None:

@@ -409,6 +409,7 @@ class Endless(FlakyServer):
             yield Pause(0.01)
 
 
+@pytest.mark.long
 def test_a_timeout_ends_a_running_command_with_its_children_and_keeps_its_output(
     stage: Callable[..., Stage],
 ) -> None:

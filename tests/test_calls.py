@@ -421,6 +421,7 @@ def test_of_a_cut_reply_nothing_is_run(
     assert ran == []
 
 
+@pytest.mark.long
 def test_of_a_reply_whose_stream_broke_nothing_is_run(go: Callable[..., Run]) -> None:
     ran: list[str] = []
     step = {**call("runs", CUT_ARGUMENTS["almost"]), "fault": "cut_call"}

@@ -334,6 +334,7 @@ def test_an_empty_account_is_not_asked_again(run_agent):
     assert "quota" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "step",
     [

@@ -288,6 +288,7 @@ def test_the_host_buries_the_orphans(play):
     assert play(orphans, step)[1] == "on\n[exit code 0]"
 
 
+@pytest.mark.long
 def test_a_command_that_kills_around_itself_kills_neither_the_agent_nor_the_next(run_agent):
     names = ["TERM", "HUP", "INT", "QUIT", "USR1", "KILL"]
     steps = []

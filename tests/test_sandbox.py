@@ -1049,6 +1049,7 @@ def test_jobs_of_both_hosts_end_with_the_session(one_box, tmp_path):
     until(lambda: not alive(SLEEPER))
 
 
+@pytest.mark.long
 def test_what_is_left_of_a_command_that_took_too_long_is_ended(fresh):
     text = fresh(f"setsid {SLEEP} & echo begun; {SLEEP}", timeout=1)
     assert text.startswith("begun\n[timed out after 1 s")

@@ -485,6 +485,7 @@ def fuzz_at_a_terminal(terminal, workspace: Path, count: int, part: int) -> None
     until(lambda: not alive(NAP))
 
 
+@pytest.mark.long
 def test_turns_that_are_interrupted_at_random_give_the_prompt_back(terminal, workspace):
     fuzz_at_a_terminal(terminal, workspace, 3, 0)
 

@@ -1110,6 +1110,7 @@ def test_the_exit_code_stands_last(use: Callable[..., str], command: str, expect
     assert use("bash", command=command) == expected
 
 
+@pytest.mark.long
 def test_a_timeout_stands_last_and_the_output_is_kept(use: Callable[..., str]) -> None:
     text = use("bash", command="echo PROGRESS; sleep 1000", timeout=1)
     first, last = text.split("\n")
@@ -1163,6 +1164,7 @@ def test_an_odd_timeout_is_brought_into_range(use: Callable[..., str], timeout: 
 BEAT = "n=$(wc -l <beat); until [ $(wc -l <beat) -gt $((n + 2)) ]; do sleep 0.02; done"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "job", ["({}) >/dev/null 2>&1 &", "setsid bash -c '{}' >/dev/null 2>&1 &"], ids=["&", "setsid"]
 )

@@ -729,6 +729,7 @@ def test_the_keys_of_the_agent_are_not_in_the_environment(tmp_path: Path) -> Non
     assert ("sk-secret-value" in text, text.count("OTHER=kept")) == (False, 2)
 
 
+@pytest.mark.long
 def test_a_timeout_keeps_the_output_and_ends_the_whole_tree(workspace: Workspace, tag: str) -> None:
     inner = sleeper(tag)
     run(workspace, "true")
@@ -751,6 +752,7 @@ def test_a_timeout_lets_the_command_say_its_last_words(shell: Workspace) -> None
     assert (code, text.split("\n")[0], text.split("\n")[-2]) == (None, "begun", "bye")
 
 
+@pytest.mark.long
 def test_the_command_after_a_timeout_is_not_disturbed(workspace: Workspace, tag: str) -> None:
     run(workspace, f"(sleep 0.2; echo late) & {sleeper(tag)}", timeout=0.5)
     assert run(workspace, "sleep 0.3; echo mine; exit 4") == (4, "mine\n")
