@@ -1067,11 +1067,12 @@ def test_a_redirect_is_reported_and_not_followed(status: int) -> None:
 
 
 class Listing(BaseHTTPRequestHandler):
-    """Answers each GET with the bytes that its server has as `body`."""
+    """Answers each GET with the bytes that its server has as `body`, or sends it to `place`."""
 
     def do_GET(self) -> None:
         """Send them as JSON."""
-        self.send_response(200)
+        self.send_response(302 if self.server.place else 200)
+        self.send_header("Location", self.server.place)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(self.server.body)))
         self.end_headers()
@@ -1084,13 +1085,29 @@ class Listing(BaseHTTPRequestHandler):
 @pytest.fixture
 def listing() -> Iterator[Any]:
     """A server whose list of models is what its `body` says."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Listing)
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Listing)
+    server.place = ""
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_the_key_does_not_follow_a_redirect_of_the_list_of_models(listing: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.setblocking(False)
+        listing.place = f"http://127.0.0.1:{other.getsockname()[1]}/v1/models"
+        listing.body = b'{"data": [{"id": "x"}]}'
+        root = f"http://127.0.0.1:{listing.server_address[1]}/v1"
+        client = Client(Settings("m", base_url=root, api_key="k"), lambda kind, **data: None)
+        assert client.known_models() == []
+        with pytest.raises(ProviderError, match=f"127.0.0.1:{other.getsockname()[1]}"):
+            client.models()
+        client.close()
+        with pytest.raises(BlockingIOError):
+            other.accept()
 
 
 @pytest.mark.parametrize(

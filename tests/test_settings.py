@@ -771,3 +771,44 @@ def test_a_rule_whose_tool_is_mistyped_is_one_warning_unless_tools_are_left_out(
     told: list[str] = []
     build_agent(settings, emit=lambda kind, **data: told.append(data.get("text", ""))).close()
     assert len([text for text in told if "no tool 'wrte_file'" in text]) == warned
+
+
+@pytest.mark.parametrize(
+    ("environ", "file", "flags", "place"),
+    [
+        pytest.param(
+            {"AGENT_API_KEY": "a"},
+            "",
+            (),
+            "it came from AGENT_API_KEY in the environment",
+            id="own",
+        ),
+        pytest.param(
+            {},
+            "GROQ_API_KEY=b",
+            ("--provider", "groq"),
+            "it came from GROQ_API_KEY in ~/.config/agent/env",
+            id="file",
+        ),
+        pytest.param(
+            {"GROQ_API_KEY": "a"},
+            "GROQ_API_KEY=b",
+            ("--provider", "groq"),
+            "it came from GROQ_API_KEY in the environment",
+            id="both",
+        ),
+        pytest.param(
+            {},
+            "",
+            ("--provider", "groq"),
+            "set GROQ_API_KEY or AGENT_API_KEY (also in ~/.config/agent/env)",
+            id="none",
+        ),
+    ],
+)
+def test_the_place_of_a_key_is_the_one_it_came_from(tmp_path, environ, file, flags, place):
+    folder = tmp_path / ".config" / "agent"
+    folder.mkdir(parents=True)
+    (folder / "env").write_text(f"{file}\n")
+    made, _ = load([*flags, "hi"], {"HOME": str(tmp_path), **environ})
+    assert made.key_place == place
