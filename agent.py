@@ -3272,7 +3272,12 @@ class Client:
                 hint = self.mask(f"the nearest of its models: {near} (--model)")
             elif not listed and not hint and (no_model or no_place):
                 hint = "name another with --model" if no_model else root_hint(self.endpoint)
-        error.args = (f"{str(error).rstrip('.')}; {hint}" if hint else str(error),)
+        text = str(error)
+        if hint and text.endswith("."):  # the words of the provider stay as they are
+            text = f"{text} {hint[0].upper()}{hint[1:]}"
+        elif hint:
+            text = f"{text}; {hint}"
+        error.args = (text,)
         return error
 
     def _notice_cut_prompt(self, reply: Reply, body: bytes) -> None:

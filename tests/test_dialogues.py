@@ -927,6 +927,7 @@ def test_on_a_real_screen_each_line_stands_once(tmux, workspace, ui):
         screen.run("resize-window", "-x", "100", "-y", "24")
         server.release()
         screen.shows("That is all.")
+        screen.shows("unpriced")  # the turn is over
         screen.keys("half a thou")
         screen.shows("> half a thou")
         screen.run("resize-window", "-x", "40", "-y", "24")
