@@ -312,7 +312,7 @@ def test_without_a_key_and_a_terminal_it_is_one_line_that_claims_no_search(run_a
     [
         pytest.param({"AGENT_API_KEY": "sk-1"}, "", "AGENT_API_KEY in the environment", id="env"),
         pytest.param({}, "OPENAI_API_KEY=sk-2", "OPENAI_API_KEY in ~/.config/agent/env", id="file"),
-        pytest.param({}, "", "set OPENAI_API_KEY or AGENT_API_KEY", id="none"),
+        pytest.param({}, "", "OPENAI_API_KEY or AGENT_API_KEY (also in ~", id="none"),
     ],
 )
 def test_a_refused_key_is_named_with_its_place(run_agent, home, env, file, place):
