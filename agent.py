@@ -8010,7 +8010,9 @@ class ShellTools:
             else -1
         )
         text, self.held = (text, "") if cut < 0 else (text[:cut], text[cut:])
-        return "\r".join(map(plain_text, text.replace("\r\n", "\n").split("\r")))
+        text = text.replace("\r\n", "\n")
+        over = "\r" in text.partition("\n")[0].rstrip("\r")  # what came before is written over
+        return "\r" * over + plain_text(text.rstrip("\r")) + "\r" * text.endswith("\r")
 
     def _withheld(self, text: str) -> str:
         """What a command that failed may have missed: a key that it can not see."""
