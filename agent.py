@@ -8001,7 +8001,7 @@ class ShellTools:
     def piece(self, data: bytes) -> str:
         """What has come, as text; what is cut inside a character or an escape waits for its end.
 
-        A progress line keeps its returns: its next state comes in another piece.
+        Of a progress line the last state is left, and the returns to what came or comes apart.
         """
         text = self.held + self.decoder.decode(data)
         cut = (
